@@ -1,0 +1,1 @@
+"""The judge: checkpoint -> reference -> variant -> metrics -> gate -> report."""
