@@ -1,10 +1,10 @@
 """Operators of the model, one folder each, and their number formats.
 
-``kernels/<op>/ref.py`` is the meaning of an op, ``kernel.py`` the same function in Triton, ``test_<op>.py`` the
-proof. ``kernels/formats`` is the one home of number formats. To add an op: write ``ref.py`` and its test first; a
-rounding point is an argument of the ref and names a format module.
+``kernels/<op>/ref.py`` is the meaning of an op, ``kernel.py`` the same function in Triton, and
+``test_<op>.py`` the proof. ``kernels/formats`` is the one home of number formats. To add an op, write
+``ref.py`` and its test first; a rounding point is an argument of the ref and names a format module.
 
-Dimension letters, one list for the whole project (jaxtyping strings in signatures, ``# [T, H, K]`` in bodies):
+Dimension letters, one list for the whole project, in jaxtyping strings and in ``# [T, H, K]`` comments:
 
 ======  ==========================
 letter  meaning

@@ -1,10 +1,11 @@
-"""KV record with one power-of-two scale a token, so that a kernel multiplies once per token and not once per 64.
+"""KV record with one power-of-two scale a token: a kernel multiplies once per token, not once per 64 values.
 
-Made from the values of :mod:`kernels.formats.kv_record`. With s_g the scale of 64 nope values and s the largest of a
-token's, a nope byte is E4M3 of (code value * s_g / s), rounded to nearest even, and rope is BF16 of (rope in BF16) / s.
-The shift is exact unless the shifted value is under 2^-6; then it is off by 2^-10 s at most, under 4.4e-6 of the
-token's largest nope. Rope is exact while rope / s is a normal BF16.
-A NaN or an infinity among a token's nope makes its scale, hence the token, NaN.
+Made from the values of :mod:`kernels.formats.kv_record`. With s_g the scale of 64 nope values and s the
+largest of a token's, a nope byte is E4M3 of (code value * s_g / s), to nearest even, and rope is BF16 of
+(rope in BF16) / s. The shift is exact unless the shifted value is under 2^-6; then it is off by 2^-10 s at
+most, which is under 4.4e-6 of the token's largest nope. Rope is exact while rope / s is a normal BF16.
+
+A NaN or an infinity among a token's nope makes its scale, hence the token, NaN; in rope it is kept.
 """
 
 import torch
@@ -35,7 +36,7 @@ def encode(x: Tensor) -> tuple[Tensor, Tensor]:
         The last axis is not a multiple of 64 of at least 128.
     """
     if x.ndim == 0 or x.shape[-1] < GROUP + ROPE or x.shape[-1] % GROUP:
-        raise ValueError(f"expected nope (multiple of {GROUP}) + {ROPE} values, got shape {tuple(x.shape)}")
+        raise ValueError(f"expected nope + {ROPE} values, nope by {GROUP}, got shape {tuple(x.shape)}")
     codes, group_scale = fp8_block.quantise(x[..., :-ROPE], GROUP)
     scale = group_scale.amax(-1, keepdim=True)
     shifted = split_groups(e4m3.decode(codes), GROUP) * (group_scale / scale)[..., None]

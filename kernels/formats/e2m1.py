@@ -108,6 +108,7 @@ def unpack(packed: Tensor) -> Tensor:
 def _check_codes(codes: Tensor) -> Tensor:
     """Return ``codes`` contiguous, refusing any over 15."""
     codes = check_uint8(codes)
-    if codes.numel() and int(codes.max()) > 15:
-        raise ValueError(f"E2M1 codes go up to 15, got {int(codes.max())} in shape {tuple(codes.shape)}")
+    largest = int(codes.max()) if codes.numel() else 0
+    if largest > 15:
+        raise ValueError(f"E2M1 codes go up to 15, got {largest} in shape {tuple(codes.shape)}")
     return codes

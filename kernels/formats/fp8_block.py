@@ -8,11 +8,12 @@ Five choices fix the bits; published quantisers differ in each:
 4. Values: to nearest, ties to even.
 5. Overflow: none, since |x| / s <= 448; the clamp of :func:`kernels.formats.e4m3.encode` stands anyway.
 
-A NaN or an infinity in a group makes its scale, hence the whole group, NaN. Values over 1.9375 * 2^127 come back
-infinite: E4M3 rounds them up to 2^128.
+A NaN or an infinity in a group makes its scale, hence the whole group, NaN. Magnitudes from 1.9375 * 2^127
+on come back infinite: E4M3 rounds them up to 2^128.
 
-The scales equal DeepGEMM's ``ceil_to_ue8m0(amax.clamp(1e-4) / 448)`` (deep_gemm/utils/math.py, 2026) and those of
-FlashMLA's tests/quant.py from amax 0.0273 on; below, FlashMLA has its floor on the scale, 2^-13.
+The scale is that of DeepGEMM's ``ceil_to_ue8m0(amax.clamp(1e-4) / 448)`` (deep_gemm/utils/math.py) and,
+above amax 448 * 2^-14 = 0.0273, of FlashMLA's tests/quant.py, whose floor of 2^-13 is on the scale (both read
+2026-11).
 """
 
 import torch

@@ -1,13 +1,15 @@
 """E4M3 with one FP32 scale per vector: the index keys, and the index queries.
 
-Five choices, DeepGEMM's for index keys (``kv_cache_cast_to_fp8`` in tests/test_attention.py, and
-``per_custom_dims_cast_to_fp8`` in deep_gemm/utils/math.py, 2026):
+Five choices, DeepGEMM's for index keys (``kv_cache_cast_to_fp8`` in tests/test_attention.py, read 2026-11):
 
 1. Floor: amax is raised to 1e-4.
 2. Scale: amax / 448, a float32 division, not rounded to a power of two.
 3. Multiplication: x * (1 / scale), both rounded to float32.
 4. Values: to nearest, ties to even.
 5. Overflow: clamped to +-448, which x * (1 / scale) can pass by an ulp.
+
+DeepGEMM's own line is ``amax / 448.0``, which torch on CUDA computes as amax * (1 / 448): its scales may be
+an ulp off these.
 
 A NaN or an infinity makes the scale, hence the vector, NaN.
 """
@@ -61,7 +63,9 @@ def dequantise(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def round(x: Tensor) -> Tensor:
-    """Round to what the format can hold: :func:`quantise`, then :func:`dequantise`. Not idempotent to the bit.
+    """Round to what the format can hold: :func:`quantise`, then :func:`dequantise`.
+
+    Not idempotent: the second scale may be an ulp off the first.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
-"""Paged bytes of one KV entry: nope in the FP8 block format (per 64, scale bytes UE8M0), 64 rope values in BF16.
+"""Paged bytes of a KV entry: nope in FP8 blocks of 64 with UE8M0 scale bytes, 64 rope values in BF16.
 
-A token is ``nope`` E4M3 bytes, then 64 BF16 little-endian (128 B); its scale bytes, one per 64 nope, are zero-padded
-to a multiple of 8. A page of p tokens holds the data of all, then the scales of all, then padding to a multiple of
-the data size. For nope = 448: 448 + 128 + 8 = 584 B, the layout ``MODEL1_FP8Sparse`` of FlashMLA (tests/quant.py and
-flash_mla/flash_mla_interface.py, 2026). Rounding is :mod:`kernels.formats.fp8_block`'s, with the floor on amax.
+A token is ``nope`` E4M3 bytes, then 64 BF16 little-endian (128 B); its scale bytes, one per 64 nope, are
+zero-padded to a multiple of 8. A page of p tokens holds the data of all, then the scales of all, then padding
+to a multiple of the data size. For nope = 448 that is 448 + 128 + 8 = 584 B, FlashMLA's ``MODEL1_FP8Sparse``
+(tests/quant.py, read 2026-11). Rounding is :mod:`kernels.formats.fp8_block`'s, with the floor on amax.
 """
 
 from dataclasses import dataclass

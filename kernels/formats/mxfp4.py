@@ -3,14 +3,14 @@
 Five choices:
 
 1. Floor: amax is raised to 6 * 2^-126, so a block of zeros has the scale 2^-126.
-2. Scale: the smallest power of two s with 6 s >= amax, by exponent bits. (The MX specification's own rule rounds
-   down and saturates; this one never saturates.)
+2. Scale: the smallest power of two s with 6 s >= amax, by exponent bits. (The MX specification's own rule
+   rounds down and saturates; this one never saturates.)
 3. Division: by s, exact.
 4. Values: to nearest, ties to the even mantissa.
 5. Overflow: none, since |x| / s <= 6.
 
-A NaN or an infinity in a group makes its scale, hence the whole group, NaN (UE8M0 byte 0xff; codes are then 0 or
-signed and mean nothing). Values from 1.75 * 2^127 on come back infinite: E2M1 rounds them up to 2^128.
+A NaN or an infinity in a group makes its scale, hence the whole group, NaN (UE8M0 byte 0xff), and codes 0.
+Magnitudes from 1.75 * 2^127 on come back infinite: E2M1 rounds them up to 2^128.
 """
 
 from torch import Tensor

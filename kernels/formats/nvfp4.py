@@ -1,16 +1,17 @@
-"""NVFP4: E2M1 values, one E4M3 scale per 16, and one FP32 factor, gsa, per row (activations) or tensor (weights).
+"""NVFP4: E2M1 values, an E4M3 scale per 16, an FP32 factor, gsa, per row (activations) or tensor (weights).
 
 Five choices:
 
 1. Floor: none. gsa = amax / 2688 (6 * 448); where gsa is 0, scales and codes are 0.
-2. Scale: E4M3 nearest even of (amax_16 / 6) / gsa, two float32 divisions, clamped to 448. Where it rounds to 0
-   (amax_16 under about amax / 458752), the codes are 0.
+2. Scale: E4M3 nearest even of (amax_16 / 6) / gsa, two float32 divisions, clamped to 448. Where it rounds
+   to 0 (amax_16 up to about amax / 458752), the codes are 0.
 3. Division: x / (scale * gsa), one float32 product and one float32 division.
 4. Values: to nearest, ties to the even mantissa.
-5. Overflow: codes saturate at 6, since a scale rounded down leaves up to 6.4, and more if a gsa passed in is small.
+5. Overflow: codes saturate at 6. A scale rounded down leaves up to 6.4 (9 where the scale is an E4M3
+   subnormal), and more if a gsa that is passed in is too small for the tensor.
 
-A NaN or an infinity makes its block's scale NaN, and a gsa taken from that row NaN: the whole row is then NaN.
-Under amax 3.2e-35 a row's gsa is subnormal and imprecise; under 1.9e-42 it is 0 and the row is lost.
+A NaN or an infinity makes its block's scale NaN, and a gsa taken from that row NaN, so the whole row is NaN.
+Under amax 3.2e-35 a row's gsa is subnormal and imprecise; up to 1.8e-42 it is 0 and the row becomes 0.
 """
 
 import torch

@@ -90,7 +90,7 @@ def decode(codes: Tensor) -> Tensor:
 
 
 def _split(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """Exponent e and 23-bit mantissa m, int32, with ``|x| = 2^e (1 + m / 2^23)``; zero gives e = -149 - 127."""
+    """Exponent e and 23-bit mantissa m, int32, with ``|x| = 2^e (1 + m / 2^23)``; zero gives e = -276."""
     bits = wide.view(torch.int32) & 0x7FFFFFFF
     # A subnormal is an integer times 2^-149; that integer, as a float32, is exact and normal.
     tiny = (bits & 0x7FFFFF).to(torch.float32).view(torch.int32)
