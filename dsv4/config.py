@@ -1,0 +1,237 @@
+"""Read and check ``config.yaml``, and name the run that it describes.
+
+Everything that can be refused before a job runs is refused here, with the file, the key, the
+value and what to do. Imports no torch: the rules load this at every start.
+"""
+
+import hashlib
+import json
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+from jsonschema.exceptions import best_match
+
+from dsv4.ladder import Ladder, LadderError
+
+RULES = Path(__file__).resolve().parent.parent / "rules"
+HASH_WHOLE = 256 * 2**20  # bytes; larger files are named by header and size, so that a start stays cheap
+CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+class ConfigError(ValueError):
+    """What to mend in a file that the user wrote: file, key, value, and what is allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A checked ``config.yaml``.
+
+    Attributes
+    ----------
+    path : the file it came from.
+    checkpoint : folder in Hugging Face's layout; relative to the working directory.
+    prompts : the prompt file.
+    seed : of the floor's dither, the only random numbers of an audit.
+    decode_steps : teacher-forced steps that are dumped and judged, a prompt.
+    prefill_rows : prefill rows that are dumped, a prompt; the prompt's own ``rows`` come first.
+    floor_draws : dithered draws of the noise floor.
+    page_size : tokens a KV page.
+    tighten : limit name -> value.
+    ladder : the rungs.
+    """
+
+    path: Path
+    checkpoint: Path
+    prompts: Path
+    seed: int
+    decode_steps: int
+    prefill_rows: int
+    floor_draws: int
+    page_size: int
+    tighten: Mapping[str, float]
+    ladder: Ladder
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice; plain YAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Build one mapping."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, schema: str) -> Any:
+    """Parse ``path`` and check it against ``rules/<schema>.schema.yaml``.
+
+    Raises
+    ------
+    ConfigError
+        Missing or unreadable file, bad YAML, or the first value that the schema refuses.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: no valid YAML: {' '.join(str(error).split())}") from error
+    rules = yaml.safe_load((RULES / f"{schema}.schema.yaml").read_text(encoding="utf-8"))
+    found = jsonschema.Draft202012Validator(rules).iter_errors(content)
+    worst = best_match(found)
+    if worst is not None:
+        raise ConfigError(f"{path}: {_explain(worst)}")
+    return content
+
+
+def _explain(error: jsonschema.ValidationError) -> str:
+    where = ".".join(str(part) for part in error.absolute_path) or "top level"
+    rule: Any = error.schema
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        unknown = [key for key in error.instance if key not in rule["properties"]]
+        return f"{where}: unknown key {', '.join(map(repr, unknown))}; keys: {', '.join(rule['properties'])}"
+    if error.validator == "pattern" and "propertyNames" in error.absolute_schema_path:
+        return f"{where}: name {error.instance!r} must match {error.validator_value}"
+    if error.validator == "required":
+        missing = [key for key in rule["required"] if key not in error.instance]
+        return f"{where}: key {', '.join(map(repr, missing))} is missing"
+    return f"{where}: {error.message}"
+
+
+def load(path: str | Path) -> Config:
+    """Read and check a configuration; its ladder is checked too, its checkpoint is not touched.
+
+    Raises
+    ------
+    ConfigError
+        See :func:`read_yaml`; or a ladder that :class:`dsv4.ladder.Ladder` refuses.
+    """
+    path = Path(path)
+    content = read_yaml(path, "config")
+    try:
+        ladder = Ladder(content["ladder"])
+    except LadderError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return Config(
+        path=path,
+        checkpoint=Path(content["checkpoint"]),
+        prompts=Path(content["prompts"]),
+        seed=content["seed"],
+        decode_steps=content["decode_steps"],
+        prefill_rows=content["prefill_rows"],
+        floor_draws=content["floor_draws"],
+        page_size=content["page_size"],
+        tighten=dict(content.get("tighten") or {}),
+        ladder=ladder,
+    )
+
+
+def model_config(checkpoint: Path) -> dict[str, Any]:
+    """Parse the checkpoint's ``config.json``.
+
+    Raises
+    ------
+    ConfigError
+        The folder or the file is missing, or it is no JSON object.
+    """
+    file = checkpoint / "config.json"
+    if not checkpoint.is_dir():
+        raise ConfigError(
+            f"checkpoint = {checkpoint}: no such folder; config.yaml names one in Hugging Face's layout"
+        )
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file}: missing; the checkpoint needs it") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: no valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: holds {type(content).__name__}, not an object")
+    return content
+
+
+def weight_files(checkpoint: Path) -> list[Path]:
+    """Return the checkpoint's safetensors files: those that the index names, or the only one.
+
+    Raises
+    ------
+    ConfigError
+        There are none, or the index names a shard that is not there.
+    """
+    index = checkpoint / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{index}: no valid index: {error!r}") from error
+    else:
+        names = ["model.safetensors"]
+    missing = [name for name in names if not (checkpoint / name).is_file()]
+    if missing:
+        source = f", named by {index.name}" if index.is_file() else ""
+        raise ConfigError(
+            f"{checkpoint}: missing {', '.join(missing)}{source}; fetch it again, or set another checkpoint"
+        )
+    return [checkpoint / name for name in names]
+
+
+def checkpoint_files(checkpoint: Path) -> list[Path]:
+    """Return every file of the checkpoint that an audit reads, in a fixed order."""
+    small = [checkpoint / name for name in CHECKPOINT_FILES if (checkpoint / name).is_file()]
+    index = checkpoint / "model.safetensors.index.json"
+    return small + ([index] if index.is_file() else []) + weight_files(checkpoint)
+
+
+def checkpoint_sha256(checkpoint: Path) -> str:
+    """Hash the checkpoint: whole files, but only header and size of those over ``HASH_WHOLE``."""
+    files = tuple(checkpoint_files(checkpoint))
+    stamps = tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return _hash_files(files, stamps)
+
+
+@cache
+def _hash_files(files: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for path, (size, _) in zip(files, stamps, strict=True):
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            if size <= HASH_WHOLE:
+                while block := file.read(2**20):
+                    digest.update(block)
+            else:
+                prefix = file.read(8)  # safetensors: the JSON header's length, then the header
+                digest.update(prefix + file.read(min(int.from_bytes(prefix, "little"), HASH_WHOLE)))
+    return digest.hexdigest()
+
+
+def run_id(config: Config) -> str:
+    """Name the run: model folder, checkpoint and prompt set; the folder under ``results/``."""
+    name = config.checkpoint.resolve().name
+    prompts = read_yaml(config.prompts, "prompts")
+    prompt_set = hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()
+    return f"{name}-{checkpoint_sha256(config.checkpoint)[:8]}-{prompt_set[:8]}"
+
+
+def require_known(names: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Refuse names that are not in ``known``.
+
+    Raises
+    ------
+    ConfigError
+        Lists the unknown ones and all that are known.
+    """
+    known = list(known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(f"unknown {what} {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
