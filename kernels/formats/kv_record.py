@@ -121,6 +121,9 @@ class RecordLayout:
         _check_last(data, self.data_bytes)
         _check_last(scales, self.scale_bytes)
         page, offset, data_view, scale_view = self._locate(pages, slots)
+        if data.shape[:-1] != slots.shape or scales.shape[:-1] != slots.shape:
+            got = f"{tuple(data.shape)} and {tuple(scales.shape)}"
+            raise ValueError(f"{slots.numel()} slots need as many data and scales, got {got}")
         if slots.unique().numel() != slots.numel():
             raise ValueError(
                 f"slots of shape {tuple(slots.shape)} hold a slot twice: which token would stay?"
