@@ -98,14 +98,20 @@ class Ladder:
         changed = difference(base.plan, plan) if base else {}
         if base and len(changed) != 1:
             listed = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items()) or "nothing"
-            raise LadderError(f"ladder.{name} changes {listed} against {parent}; a rung changes exactly one field")
+            raise LadderError(
+                f"ladder.{name} changes {listed} against {parent}; a rung changes exactly one field"
+            )
         spine = bool(rung.get("spine", False))
         if base and spine and not base.spine:
-            raise LadderError(f"ladder.{name} is on the spine but its parent {parent} is a leaf; nothing stacks on a leaf")
+            raise LadderError(
+                f"ladder.{name} is on the spine but its parent {parent} is a leaf; nothing stacks on a leaf"
+            )
         needs = tuple(rung.get("needs", ()))
         missing = [need for need in needs if need not in self._lineage(parent)]
         if missing:
-            raise LadderError(f"ladder.{name} needs {', '.join(missing)} among its ancestors; parent is {parent}")
+            raise LadderError(
+                f"ladder.{name} needs {', '.join(missing)} among its ancestors; parent is {parent}"
+            )
         return Variant(
             id=name,
             parent=parent,

@@ -109,7 +109,9 @@ def change(plan: Plan, values: Mapping[str, str]) -> Plan:
             raise ValueError(f"plan has no field {name!r}; fields: {', '.join(allowed)}")
         if value not in allowed[name]:
             raise ValueError(f"plan field {name} = {value!r}; allowed: {', '.join(allowed[name])}")
-    casts = {name.removeprefix("casts."): value for name, value in values.items() if name.startswith("casts.")}
+    casts = {
+        name.removeprefix("casts."): value for name, value in values.items() if name.startswith("casts.")
+    }
     direct = {name: value for name, value in values.items() if not name.startswith("casts.")}
     return replace(plan, casts=replace(plan.casts, **casts), **direct)
 
@@ -118,5 +120,3 @@ def difference(old: Plan, new: Plan) -> dict[str, tuple[str, str]]:
     """Fields that differ, as ``{dotted name: (old value, new value)}``."""
     before, after = flatten(old), flatten(new)
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-
-

@@ -89,7 +89,14 @@ TAPS: tuple[Tap, ...] = (
     Tap(name="index_q", stage="index_q", shape="index_n_heads index_head_dim", where="csa"),
     Tap(name="index_w", stage="index_q", shape="index_n_heads", where="csa"),
     Tap(name="index_k", stage="index_k", shape="index_head_dim", axis="entry", where="csa"),
-    Tap(name="index_k_store", stage="index_k_store", shape="index_head_dim", axis="entry", where="csa", replay=False),
+    Tap(
+        name="index_k_store",
+        stage="index_k_store",
+        shape="index_head_dim",
+        axis="entry",
+        where="csa",
+        replay=False,
+    ),
     Tap(name="index_scores", stage="index_score", shape="entries", kind="scores", where="csa"),
     Tap(name="topk", stage="index_topk", shape="index_topk", kind="ids", where="csa"),
     Tap(name="lse", stage="attend", shape="num_attention_heads", kind="lse"),
@@ -118,5 +125,9 @@ STAGES: tuple[str, ...] = tuple(dict.fromkeys(tap.stage for tap in TAPS))
 
 def layer_taps(compress_ratio: int) -> tuple[Tap, ...]:
     """Taps of a layer with this ``compress_ratios`` entry (0 window, 4 CSA, else HCA)."""
-    has = {"layer"} | ({"compressed"} if compress_ratio else set()) | ({"csa"} if compress_ratio == 4 else set())
+    has = (
+        {"layer"}
+        | ({"compressed"} if compress_ratio else set())
+        | ({"csa"} if compress_ratio == 4 else set())
+    )
     return tuple(tap for tap in TAPS if tap.where in has)

@@ -1,0 +1,146 @@
+"""Model sizes from a checkpoint's ``config.json``, in the checkpoint's own names."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be audited; the message names file, key and value."""
+
+
+LayerKind = Literal["window", "csa", "hca"]
+CSA_RATIO = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes and constants of one DSV4 model; field names are ``config.json``'s."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    head_dim: int
+    qk_rope_head_dim: int
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    sliding_window: int
+    compress_ratios: tuple[int, ...]
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    hc_mult: int
+    hc_sinkhorn_iters: int
+    hc_eps: float
+    rms_norm_eps: float
+    n_routed_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    num_hash_layers: int
+    routed_scaling_factor: float
+    swiglu_limit: float
+    max_position_embeddings: int
+    rope_theta: float
+    compress_rope_theta: float
+    rope_factor: float
+    rope_original_max_position: int
+    rope_beta_fast: float
+    rope_beta_slow: float
+
+    def kind(self, layer: int) -> LayerKind:
+        """Attention kind of a layer: window only, CSA (ratio 4) or HCA."""
+        ratio = self.compress_ratios[layer]
+        return "window" if ratio == 0 else "csa" if ratio == CSA_RATIO else "hca"
+
+    @property
+    def nope_head_dim(self) -> int:
+        """Dims of a head without rotary embedding."""
+        return self.head_dim - self.qk_rope_head_dim
+
+    def max_entries(self, layer: int, tokens: int) -> int:
+        """Compressed entries that ``tokens`` tokens close in a layer."""
+        ratio = self.compress_ratios[layer]
+        return tokens // ratio if ratio else 0
+
+
+_RENAMED = {
+    "rope_factor": "factor",
+    "rope_original_max_position": "original_max_position_embeddings",
+    "rope_beta_fast": "beta_fast",
+    "rope_beta_slow": "beta_slow",
+}
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Read and check ``folder/config.json``.
+
+    Raises
+    ------
+    CheckpointError
+        Missing file or key, wrong type, or sizes that do not fit each other.
+    """
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; `checkpoint` must be a Hugging Face model folder") from None
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: not JSON ({error})") from None
+    return parse_config(raw, path)
+
+
+def parse_config(raw: Mapping[str, Any], path: Path = Path("config.json")) -> ModelConfig:
+    """Build the config from a parsed ``config.json``; see :func:`load_config`."""
+    rope = raw.get("rope_scaling") or (raw.get("rope_parameters") or {}).get("compress") or {}
+    values: dict[str, Any] = {}
+    for name, kind in ModelConfig.__annotations__.items():
+        source, key = (rope, _RENAMED[name]) if name in _RENAMED else (raw, name)
+        if key not in source:
+            where = "rope_scaling." if name in _RENAMED else ""
+            raise CheckpointError(f"{path}: key {where}{key} is missing; is this a DeepSeek-V4 config?")
+        values[name] = _typed(source[key], kind, f"{path}: {key}")
+    ratios = values["compress_ratios"]
+    layers = values["num_hidden_layers"]
+    if len(ratios) < layers:
+        raise CheckpointError(f"{path}: compress_ratios has {len(ratios)} entries for {layers} layers")
+    values["compress_ratios"] = ratios[:layers]  # a longer list's tail belongs to MTP layers
+    config = ModelConfig(**values)
+    _check(config, path)
+    return config
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+    if kind == tuple[int, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            raise CheckpointError(f"{where} = {value!r} is not a list of integers")
+        return tuple(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and value != int(value)):
+        raise CheckpointError(f"{where} = {value!r} is not {'an integer' if kind is int else 'a number'}")
+    return kind(value)
+
+
+def _check(config: ModelConfig, path: Path) -> None:
+    rules = {
+        "head_dim - qk_rope_head_dim must be a positive multiple of 64 (the KV record's scale group)": (
+            config.nope_head_dim > 0 and config.nope_head_dim % 64 == 0
+        ),
+        "qk_rope_head_dim must be 64 (the KV record)": config.qk_rope_head_dim == 64,
+        "o_groups must divide num_attention_heads": config.num_attention_heads % config.o_groups == 0,
+        "index_head_dim must be a power of two of at least 64": (
+            config.index_head_dim >= 64 and config.index_head_dim & (config.index_head_dim - 1) == 0
+        ),
+        "compress_ratios must be 0, 4 or larger": all(
+            r == 0 or r >= CSA_RATIO for r in config.compress_ratios
+        ),
+        "num_experts_per_tok must be at most n_routed_experts": (
+            config.num_experts_per_tok <= config.n_routed_experts
+        ),
+        "sizes must be positive": min(config.hidden_size, config.num_hidden_layers, config.vocab_size) > 0,
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            raise CheckpointError(f"{path}: {rule}")

@@ -1,0 +1,1 @@
+"""Gated pooling of a window of tokens into one compressed entry."""

@@ -1,0 +1,1 @@
+"""Experts over the tokens that chose them."""

@@ -1,0 +1,1 @@
+"""Normalised Walsh-Hadamard transform of rows."""

@@ -1,0 +1,1 @@
+"""Manifold-constrained hyper-connections (mHC): mixing weights, collapse, expansion."""

@@ -1,0 +1,1 @@
+"""The indexer's choice of entries."""

@@ -1,0 +1,1 @@
+"""Linear layer in the format that the checkpoint stores, with quantised activations."""

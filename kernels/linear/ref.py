@@ -1,0 +1,140 @@
+"""Linear layers: stored weights, quantised activations, the product; see :func:`linear`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.formats import bf16, fp8_block, nvfp4
+from kernels.matmul.ref import matmul
+from kernels.rounding import Round, exact
+
+WeightFormat = Literal["nvfp4", "fp8", "bf16", "fp32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """A stored matrix, ready to multiply from the right.
+
+    Attributes
+    ----------
+    values : (..., K, N) FP64
+        What the codes and their block scales stand for, transposed.
+    scale : () or (...,) FP64
+        Per-tensor (per-expert) scale that the GEMM applies in its epilogue; 1 but for NVFP4.
+    format : how the checkpoint stores it; activations follow it (W4A4, W8A8, BF16).
+    """
+
+    values: Tensor
+    scale: Tensor
+    format: WeightFormat
+
+    def __getitem__(self, expert: int) -> "Weight":
+        """One expert of a stack."""
+        return Weight(values=self.values[expert], scale=self.scale[expert], format=self.format)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """What a GEMM reads: values and the row scale that its epilogue undoes.
+
+    Attributes
+    ----------
+    values : (..., K) FP32
+        Codes times block scales, without ``row_scale``.
+    row_scale : (..., 1) FP32 or None
+        NVFP4's gsa.
+    narrow : bool
+        Values have at most 9 significant bits (see :func:`kernels.matmul.ref.matmul`).
+    """
+
+    values: Tensor
+    row_scale: Tensor | None = None
+    narrow: bool = False
+
+    def dequantised(self) -> Tensor:
+        """(..., K) FP32, what the codes stand for."""
+        return self.values if self.row_scale is None else self.values * self.row_scale
+
+    def __getitem__(self, rows: Tensor) -> "Activation":
+        """Chosen rows."""
+        scale = None if self.row_scale is None else self.row_scale[rows]
+        return Activation(values=self.values[rows], row_scale=scale, narrow=self.narrow)
+
+
+def quantise_activation(
+    x: Tensor, weight_format: WeightFormat, *, gsa: Literal["row", "launch"] = "row", enabled: bool = True
+) -> Activation:
+    """Store a GEMM's input in the format that its weight asks for.
+
+    Parameters
+    ----------
+    x : (T, K) FP32
+    weight_format : of the weight that will be multiplied.
+    gsa : "row" or "launch"
+        NVFP4: one gsa a row, or the maximum over all rows of the launch (the plan's scalar
+        gsa, which ties a row to its batch).
+    enabled : bool
+        False: the equations; ``x`` passes as it is.
+
+    Returns
+    -------
+    Activation
+    """
+    if not enabled or weight_format == "fp32":
+        return Activation(values=x)
+    if weight_format == "bf16":
+        return Activation(values=bf16.round(x), narrow=True)
+    if weight_format == "fp8":
+        return Activation(values=fp8_block.round(x, 128), narrow=True)
+    row_gsa = nvfp4.row_gsa(x)
+    used = row_gsa if gsa == "row" or row_gsa.numel() == 0 else row_gsa.amax().expand_as(row_gsa)
+    codes, scales, used = nvfp4.quantise(x, used)
+    return Activation(values=nvfp4.scaled_values(codes, scales), row_scale=used, narrow=True)
+
+
+def linear(x: Activation, weight: Weight, *, out: Round = exact) -> Tensor:
+    """``x @ W`` in FP64, both scales undone in the epilogue, rounded once to FP32, then ``out``.
+
+    Parameters
+    ----------
+    x : Activation, (T, K)
+    weight : Weight, (K, N)
+    out : Round
+        The GEMM's store.
+
+    Returns
+    -------
+    (T, N) FP32
+    """
+    product = matmul(x.values, weight.values, narrow=x.narrow) * weight.scale
+    if x.row_scale is not None:
+        product = product * x.row_scale.double()
+    return out(product.float())
+
+
+def grouped_linear(x: Activation, weight: Weight, *, out: Round = exact) -> Tensor:
+    """Block-diagonal product: group g of the row meets matrix g (o_a of the output projection).
+
+    Parameters
+    ----------
+    x : Activation, (T, G * K)
+    weight : Weight, (G, K, N)
+
+    Returns
+    -------
+    (T, G * N) FP32
+    """
+    groups = weight.values.shape[0]
+    by_group = x.values.unflatten(-1, (groups, -1)).transpose(0, 1)  # [G, T, K]
+    product = matmul(by_group, weight.values, narrow=x.narrow).transpose(0, 1).flatten(1) * weight.scale
+    if x.row_scale is not None:
+        product = product * x.row_scale.double()
+    return out(product.float())
+
+
+def plain_weight(matrix: Tensor, weight_format: WeightFormat) -> Weight:
+    """Wrap a dequantised ``[..., N, K]`` matrix of the checkpoint."""
+    scale = torch.ones(matrix.shape[:-2], dtype=torch.float64, device=matrix.device)
+    return Weight(values=matrix.double().transpose(-1, -2).contiguous(), scale=scale, format=weight_format)

@@ -1,0 +1,1 @@
+"""Rotary position embedding on the last dimensions of a head, interleaved pairs."""

@@ -1,0 +1,1 @@
+"""The router: scores, choice of experts, their weights."""

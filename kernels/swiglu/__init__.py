@@ -1,0 +1,1 @@
+"""Clamped SwiGLU."""
