@@ -58,6 +58,13 @@ def test_hand_computed_values(value, code, device):
     assert e2m1.encode(torch.tensor([value], device=device)).tolist() == [code]
 
 
+def test_strided_inputs_give_the_same_contiguous_codes(device):
+    x = torch.from_numpy(_oracle.nasty_rows(6, 10, 0)).to(device)
+    codes = e2m1.encode(x.T)
+    assert codes.is_contiguous()
+    assert torch.equal(codes, e2m1.encode(x).T)
+
+
 def test_even_index_goes_to_the_low_nibble(device):
     codes = torch.tensor([[0x1, 0xF, 0xA, 0x0]], dtype=torch.uint8, device=device)
     assert e2m1.pack(codes).tolist() == [[0xF1, 0x0A]]

@@ -26,6 +26,17 @@ def test_bits_match_the_independent_implementation(num_tokens, device):
     _oracle.same_values(fp8_scaled.round(torch.from_numpy(x).to(device)), want)
 
 
+def test_codes_at_rounding_boundaries_follow_the_stated_operations(device):
+    amax = np.random.default_rng(2).uniform(1, 2, (500, 1)).astype(F32)
+    lower = np.arange(8, 0x7E, dtype=np.uint8)
+    middle = (_oracle.e4m3_decode(lower) + _oracle.e4m3_decode(lower + 1)) / 2
+    scale = amax / F32(448)
+    x = np.concatenate([amax, *_oracle.neighbours(middle * scale)], -1)
+    want, _ = _by_numpy(x)
+    np.testing.assert_array_equal(fp8_scaled.quantise(torch.from_numpy(x).to(device))[0].cpu().numpy(), want)
+    assert (_oracle.e4m3_encode(x / scale) != want).any()  # so that a division would show here
+
+
 def test_largest_value_gets_the_largest_code_whatever_the_scale_rounds_to(device):
     x = np.random.default_rng(0).uniform(1e-3, 1e3, (50_000, 1)).astype(F32)
     codes, _ = fp8_scaled.quantise(torch.from_numpy(x).to(device))

@@ -34,6 +34,36 @@ def test_bits_match_the_independent_implementation(num_tokens, device):
     _oracle.same_values(nvfp4.round(torch.from_numpy(x).to(device)), want)
 
 
+def test_scales_at_rounding_boundaries_follow_the_stated_operations(device):
+    rng = np.random.default_rng(0)
+    lower = rng.integers(8, 0x7D, (4000, 1)).astype(np.uint8)
+    middle = (_oracle.e4m3_decode(lower) + _oracle.e4m3_decode(lower + 1)) / 2
+    gsa = rng.uniform(0.5, 2, (4000, 1)).astype(F32)
+    x = _oracle.neighbours(middle * F32(6) * gsa).transpose(1, 0, 2).repeat(16, -1)  # [4000, 3, 16]
+    _, scale_codes, _ = nvfp4.quantise(
+        torch.from_numpy(x).to(device), torch.from_numpy(gsa[..., None]).to(device)
+    )
+    amax = x[..., :1]
+    want = _oracle.e4m3_encode(amax / F32(6) / gsa[..., None])
+    np.testing.assert_array_equal(scale_codes.cpu().numpy(), want)
+    for other in (amax / (F32(6) * gsa[..., None]), amax / gsa[..., None] / F32(6)):
+        assert (_oracle.e4m3_encode(other) != want).any()  # so that another order would show here
+
+
+def test_codes_at_rounding_boundaries_follow_the_stated_operations(device):
+    rng = np.random.default_rng(1)
+    row_amax = rng.uniform(1, 2, (4000, 1)).astype(F32)
+    middle = np.array([0.25, 0.75, 1.25, 1.75, 2.5], dtype=F32)
+    step = F32(448) * (row_amax / F32(2688))
+    x = np.concatenate([row_amax, *_oracle.neighbours(middle * step)], -1)  # [4000, 16]
+    want, scale_codes, _ = _by_numpy(x)
+    assert set(scale_codes.flat) == {0x7E}
+    np.testing.assert_array_equal(nvfp4.quantise(torch.from_numpy(x).to(device))[0].cpu().numpy(), want)
+    gsa = row_amax / F32(2688)
+    for other in (x * (F32(1) / step), x / gsa / F32(448)):
+        assert (_oracle.e2m1_encode(other) != want).any()
+
+
 def test_every_code_times_every_scale_is_exact_even_in_bf16(device):
     codes = torch.arange(16, dtype=torch.uint8, device=device).repeat(256, 1)
     scale_codes = torch.arange(256, dtype=torch.uint8, device=device)[:, None]
