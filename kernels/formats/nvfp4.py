@@ -140,12 +140,9 @@ def round(x: Tensor, gsa: Tensor | float | None = None) -> Tensor:
 
 def _expand_gsa(gsa: Tensor | float, x: Tensor) -> Tensor:
     """``gsa`` as float32 of shape (..., 1) for ``x`` of shape (..., D)."""
-    gsa = torch.as_tensor(gsa, dtype=torch.float32, device=x.device)
+    factor = torch.as_tensor(gsa, dtype=torch.float32, device=x.device)
     want = (*x.shape[:-1], 1)
-    if gsa.ndim > x.ndim or any(
-        have not in (1, size) for have, size in zip(gsa.shape[::-1], want[::-1], strict=False)
-    ):
-        raise ValueError(
-            f"gsa of shape {tuple(gsa.shape)} does not expand to {want} for a tensor of {tuple(x.shape)}"
-        )
-    return gsa.expand(want)
+    pairs = zip(factor.shape[::-1], want[::-1], strict=False)
+    if factor.ndim > x.ndim or any(have not in (1, size) for have, size in pairs):
+        raise ValueError(f"gsa of shape {tuple(factor.shape)} does not expand to {want}")
+    return factor.expand(want)
