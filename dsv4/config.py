@@ -6,7 +6,8 @@ value and what to do. Imports no torch: the rules load this at every start.
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterable, Mapping
+import re
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -217,21 +218,7 @@ def _hash_files(files: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) ->
 
 def run_id(config: Config) -> str:
     """Name the run: model folder, checkpoint and prompt set; the folder under ``results/``."""
-    name = config.checkpoint.resolve().name
+    name = re.sub(r"[^\w.-]", "_", config.checkpoint.resolve().name)
     prompts = read_yaml(config.prompts, "prompts")
     prompt_set = hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()
     return f"{name}-{checkpoint_sha256(config.checkpoint)[:8]}-{prompt_set[:8]}"
-
-
-def require_known(names: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse names that are not in ``known``.
-
-    Raises
-    ------
-    ConfigError
-        Lists the unknown ones and all that are known.
-    """
-    known = list(known)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ConfigError(f"unknown {what} {', '.join(map(repr, unknown))}; known: {', '.join(known)}")

@@ -49,11 +49,14 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     Raises
     ------
     ConfigError
-        Not what the schema says, an id given twice, or roles that do not take turns.
+        Not what the schema says, text and turns mixed up, an id given twice, or roles that do not take turns.
     """
     path = Path(path)
     prompts: list[Prompt] = []
     for entry in read_yaml(path, "prompts"):
+        content, other = ("text", "turns") if entry["kind"] == "plain" else ("turns", "text")
+        if content not in entry or other in entry:
+            raise ConfigError(f"{path}: {entry['id']}: kind {entry['kind']} has {content}, and no {other}")
         turns = tuple(next(iter(turn.items())) for turn in entry.get("turns", ()))
         rows = tuple(sorted(entry.get("rows", ())))
         prompt = Prompt(id=entry["id"], kind=entry["kind"], text=entry.get("text"), turns=turns, rows=rows)

@@ -1,0 +1,86 @@
+"""Judge low-precision changes to a DeepSeek-V4 decode path, one change at a time.
+
+The audit itself is `snakemake all` (or one rung: `snakemake B1`); it runs the stages below.
+
+stages, each `python -m NAME --results results/RUN --config config.yaml`:
+  dsv4.run.checkpoint    check the checkpoint and list its tensors
+  dsv4.run.reference     the two references, `trained` and `plain`
+  dsv4.run.variant       run one rung (--variant ID)
+  dsv4.run.floor         its noise floor, computed apart (--variant ID)
+  dsv4.judge.measure     its metrics table (--variant ID)
+  dsv4.judge.gate        its verdict (--variant ID)
+  dsv4.judge.collect     all verdicts and metrics in one file each
+  dsv4.report            the page, reports/index.html
+  dsv4.judge.enforce     exit 1 if a spine rung failed
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from dsv4 import preflight, salvage
+from dsv4.config import Config, ConfigError, load, run_id
+from dsv4.prompts import load_prompts
+
+
+def _check(config: Config, _: argparse.Namespace) -> int:
+    tokens = preflight.check(config)
+    print(f"run {run_id(config)}: {sum(tokens.values())} tokens in {len(tokens)} prompts")
+    for name, count in tokens.items():
+        print(f"  {name:<12} {count:>5} tokens + {config.decode_steps} decode steps")
+    return 0
+
+
+def _ladder(config: Config, _: argparse.Namespace) -> int:
+    for variant in config.ladder:
+        change = ", ".join(f"{field}: {old} -> {new}" for field, (old, new) in variant.change.items())
+        kind = "on request" if variant.on_request else "spine" if variant.spine else "leaf"
+        print(
+            f"{variant.id:<14} {kind:<10} on {variant.parent or '-':<12} {change or 'bottom of the ladder'}"
+        )
+    return 0
+
+
+def _unlock(_: Config, __: argparse.Namespace) -> int:
+    if done := preflight.unlock(Path.cwd()):
+        print(done, file=sys.stderr)
+    return 0
+
+
+def _salvage(config: Config, arguments: argparse.Namespace) -> int:
+    prompts = [prompt.id for prompt in load_prompts(config.prompts)]
+    if done := salvage.salvage(arguments.results, config, prompts, arguments.target):
+        print(done, file=sys.stderr)
+    return 0
+
+
+COMMANDS = {
+    "check": (_check, "check configuration, prompts and checkpoint files; run nothing"),
+    "ladder": (_ladder, "list the rungs and what each changes"),
+    "unlock": (_unlock, "remove the locks of a Snakemake that was killed, if none lives"),
+    "salvage": (_salvage, "render the report from the verdicts that are there, after a crash"),
+}
+
+
+def main() -> int:
+    """Run one command; a mistake in the configuration is one line on stderr and exit status 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dsv4", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--config", type=Path, default=Path("config.yaml"))
+        if name == "salvage":
+            command.add_argument("--results", type=Path, required=True)
+            command.add_argument("--target")
+    arguments = parser.parse_args()
+    try:
+        return COMMANDS[arguments.command][0](load(arguments.config), arguments)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

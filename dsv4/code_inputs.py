@@ -1,0 +1,121 @@
+"""Which code files a stage runs: Snakemake sees no Python import, so the rules list them as inputs.
+
+A stage's files are the closure of its module's imports below ``dsv4/`` and ``kernels/``, read from
+the source without importing it: imports at any depth, modules named by a string (``python -m
+dsv4.run.aba``), and data files named by a string beside the module (``page.html.j2``).
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("dsv4", "kernels")
+
+# Files that run only where the plan says so, as file -> {field: values}: an edit reruns just the variants
+# with one of these values, and not the references. A file that is not listed concerns every variant.
+ONLY_WHERE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "kernels/formats/aligned_record.py": {"kv_record": ("aligned",)},
+}
+
+
+def closure(module: str) -> tuple[str, ...]:
+    """Files that ``python -m module`` can run, relative to the repository, sorted.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        ``module`` is no file here.
+    """
+    if _module_file(module) is None:
+        raise ModuleNotFoundError(f"{module}: no such module below {ROOT}")
+    names, files = [module], set[str]()
+    seen = set(names)
+    while names:
+        found = _needs(names.pop())
+        files.update(found.files)
+        new = found.modules - seen
+        seen |= new
+        names += new
+    return tuple(sorted(files))
+
+
+def variant_code(module: str, plan: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the closure without the files that :data:`ONLY_WHERE` keeps for other plans.
+
+    Parameters
+    ----------
+    module : the stage.
+    plan : ``dsv4.plan.flatten`` of the variant's plan; empty for the references.
+    """
+
+    def concerns(file: str) -> bool:
+        fields = ONLY_WHERE.get(file)
+        return fields is None or any(plan.get(field) in values for field, values in fields.items())
+
+    return tuple(file for file in closure(module) if concerns(file))
+
+
+class _Needs:
+    """What one module needs: other modules of ours, and files (itself among them)."""
+
+    def __init__(self, modules: set[str], files: set[str]) -> None:
+        self.modules = modules
+        self.files = files
+
+
+@cache
+def _needs(module: str) -> _Needs:
+    path = _module_file(module)
+    assert path is not None
+    modules, files = set[str](), {_relative(path)}
+    parent = module
+    while "." in parent:  # importing a.b.c runs a/__init__.py and a/b/__init__.py
+        parent = parent.rpartition(".")[0]
+        modules.add(parent)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    if path.name == "__init__.py" and _module_file(f"{module}.__main__") is not None:
+        modules.add(f"{module}.__main__")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules.update(_imported(node, package))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if _module_file(node.value) is not None:
+                modules.add(node.value)
+            files.update(_data(path.parent, node.value))
+    return _Needs({name for name in modules if _module_file(name) is not None}, files)
+
+
+def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    base = node.module or ""
+    if node.level:
+        above = package.split(".")[: len(package.split(".")) - node.level + 1]
+        base = ".".join([*above, base]).rstrip(".")
+    yield base
+    yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _data(folder: Path, name: str) -> Iterator[str]:
+    if not 3 <= len(name) <= 80 or name.endswith(".py") or "\n" in name or "\0" in name:
+        return
+    path = folder / name
+    if "." in Path(name).name and path.is_file() and ROOT in path.resolve().parents:
+        yield _relative(path.resolve())
+
+
+@cache
+def _module_file(module: str) -> Path | None:
+    """Source of a module of ours, or None."""
+    parts = module.split(".")
+    if parts[0] not in PACKAGES or not all(part.isidentifier() for part in parts):
+        return None
+    base = ROOT.joinpath(*parts)
+    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
+
+
+def _relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()

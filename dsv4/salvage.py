@@ -1,0 +1,73 @@
+"""A report after a crash: render what was judged, without verdicts that the crash made stale.
+
+A job that fails takes its outputs with it, but the verdict that an earlier run drew from them
+stays. So a verdict counts only when the dumps and metrics below it are there and no newer.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsv4.config import Config
+from dsv4.ladder import State, Variant
+
+PAGE = Path("reports/index.html")
+
+
+def current(results: Path, variant: Variant, prompts: Sequence[str]) -> bool:
+    """Whether the verdict on ``variant`` rests on files that are there and older than it."""
+    verdict = results / "gates" / f"{variant.id}.json"
+    below = [results / "metrics" / f"{variant.id}.parquet"]
+    below += [results / "variants" / variant.id / f"{prompt}.h5" for prompt in prompts]
+    if not verdict.is_file() or not all(path.is_file() for path in below):
+        return False
+    return max(path.stat().st_mtime_ns for path in below) <= verdict.stat().st_mtime_ns
+
+
+def drop_stale(results: Path, config: Config, prompts: Sequence[str]) -> list[str]:
+    """Delete every verdict that is not current, or that stands on one; return their variants."""
+    stale: set[str] = set()
+    for variant in config.ladder:
+        verdict = results / "gates" / f"{variant.id}.json"
+        if variant.parent in stale or not current(results, variant, prompts):
+            stale.add(variant.id)
+            if verdict.is_file():
+                verdict.unlink()
+    return sorted(stale)
+
+
+def complete(results: Path, config: Config, prompts: Sequence[str], target: str | None) -> bool:
+    """Whether every verdict that is due is there, current, and on the page.
+
+    Then the run ended in ``enforce``, not in a crash.
+    """
+    gates = results / "gates.json"
+    if not gates.is_file() or not PAGE.is_file() or gates.stat().st_mtime_ns > PAGE.stat().st_mtime_ns:
+        return False
+    passed: set[str | None] = {None}
+    for rung in config.ladder.lineage(target) if target else config.ladder.default():
+        if rung.parent not in passed:
+            continue  # blocked: no verdict is due
+        verdict = results / "gates" / f"{rung.id}.json"
+        if not current(results, rung, prompts) or verdict.stat().st_mtime_ns > gates.stat().st_mtime_ns:
+            return False
+        if json.loads(verdict.read_text(encoding="utf-8"))["status"] == State.PASS:
+            passed.add(rung.id)
+    return True
+
+
+def salvage(results: Path, config: Config, prompts: Sequence[str], target: str | None) -> str:
+    """Render a page from what there is, unless there is one; return a line that says what it shows."""
+    if complete(results, config, prompts, target):
+        return f"the audit is complete, and a rung of the spine failed: see {PAGE}"
+    drop_stale(results, config, prompts)
+    options = ["--results", str(results), "--config", str(config.path)]
+    options += ["--target", target] if target else []
+    commands = ([sys.executable, "-m", stage, *options] for stage in ("dsv4.judge.collect", "dsv4.report"))
+    rendered = all(subprocess.run(command, check=False).returncode == 0 for command in commands)
+    # Left there, these two would look finished to the next run.
+    for name in ("gates.json", "enforced.ok"):
+        (results / name).unlink(missing_ok=True)
+    return f"the run stopped early; {PAGE} shows what was judged until then" if rendered else ""

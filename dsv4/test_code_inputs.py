@@ -1,0 +1,79 @@
+"""The files that a stage runs, read from the sources."""
+
+import subprocess
+import sys
+
+import pytest
+
+from dsv4 import code_inputs
+from dsv4.code_inputs import ONLY_WHERE, ROOT, closure, variant_code
+from dsv4.plan import choices
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    files = {
+        "dsv4/__init__.py": "",
+        "dsv4/a.py": "from dsv4 import b\nimport kernels.op.ref as r\nimport os",
+        "dsv4/b.py": "def f():\n    from .deep.c import x",
+        "dsv4/deep/__init__.py": "from ..d import y",
+        "dsv4/deep/c.py": "x = 'table.json'",
+        "dsv4/deep/table.json": "{}",
+        "dsv4/d.py": "run = ['python', '-m', 'dsv4.e']\ny = 'dsv4.nothing'",
+        "dsv4/e.py": "",
+        "dsv4/other.py": "",
+        "kernels/__init__.py": "",
+        "kernels/op/__init__.py": "",
+        "kernels/op/ref.py": "",
+        "kernels/op/kernel.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(code_inputs, "ROOT", tmp_path)
+    code_inputs._needs.cache_clear()
+    code_inputs._module_file.cache_clear()
+    yield set(files)
+    code_inputs._needs.cache_clear()
+    code_inputs._module_file.cache_clear()
+
+
+def test_imports_strings_and_data_files_are_followed(tree):
+    assert set(closure("dsv4.a")) == tree - {"dsv4/other.py", "kernels/op/kernel.py"}
+    assert set(closure("dsv4.deep.c")) == {
+        "dsv4/__init__.py",
+        "dsv4/d.py",
+        "dsv4/deep/__init__.py",
+        "dsv4/deep/c.py",
+        "dsv4/deep/table.json",
+        "dsv4/e.py",
+    }
+
+
+def test_a_module_that_is_not_there_is_named(tree):
+    with pytest.raises(ModuleNotFoundError, match=r"dsv4\.nothing"):
+        closure("dsv4.nothing")
+
+
+def test_the_closure_holds_whatever_python_imports():
+    code = "import sys, dsv4.prompts; print(*sorted(m for m in sys.modules if m.startswith(('dsv4', 'kernels'))))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = {
+        path.replace("/__init__.py", "").removesuffix(".py").replace("/", ".")
+        for path in closure("dsv4.prompts")
+    }
+    assert set(done.stdout.split()) <= files
+
+
+def test_files_of_other_plans_are_left_out(monkeypatch, tree):
+    monkeypatch.setattr(code_inputs, "ONLY_WHERE", {"kernels/op/ref.py": {"q_format": ("fp8", "fp8x2")}})
+    assert "kernels/op/ref.py" in variant_code("dsv4.a", {"q_format": "fp8"})
+    for plan in ({}, {"q_format": "bf16"}):
+        assert set(closure("dsv4.a")) - set(variant_code("dsv4.a", plan)) == {"kernels/op/ref.py"}
+
+
+def test_the_table_names_real_files_fields_and_values():
+    for file, fields in ONLY_WHERE.items():
+        assert (ROOT / file).is_file(), file
+        for field, values in fields.items():
+            assert set(values) < set(choices()[field]), (file, field)

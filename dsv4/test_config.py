@@ -1,0 +1,151 @@
+"""What config.yaml may say, and what it is told otherwise."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dsv4 import config
+from dsv4.config import ConfigError, load
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "config.yaml").read_text()
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(before="", after=""):
+        assert before in TEXT
+        path = tmp_path / "config.yaml"
+        path.write_text(TEXT.replace(before, after, 1) if before else TEXT)
+        return path
+
+    return write
+
+
+def test_the_committed_configuration_loads(written):
+    loaded = load(written())
+    assert loaded.checkpoint == Path("data/nano")
+    assert (loaded.decode_steps, loaded.floor_draws, loaded.tighten) == (16, 8, {})
+    assert [rung.id for rung in loaded.ladder.lineage("B1")] == ["B0_unfused", "P4", "P5", "B0", "B1a", "B1"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("seed: 0", "seeds: 0", r"top level: (key 'seed' is missing|unknown key 'seeds'; keys: checkpoint)"),
+        (
+            "seed: 0",
+            "seed: 0\nlimits: {}",
+            "top level: unknown key 'limits'; keys: checkpoint, prompts, seed",
+        ),
+        ("seed: 0", "seed: 0\nseed: 1", "key 'seed' stands twice"),
+        ("seed: 0", "seed: -1", "seed: -1 is less than the minimum of 0"),
+        ("seed: 0", "seed: [", "no valid YAML"),
+        ("floor_draws: 8", "floor_draws: 4", "floor_draws: 4 is less than the minimum of 8"),
+        ("page_size: 64", "page_size: 64.5", "page_size: 64.5 is not of type 'integer'"),
+        ("tighten: {}", "tighten: {cos_min: high}", "tighten.cos_min: 'high' is not of type 'number'"),
+        (
+            "    spine: true",
+            "    spin: true",
+            "ladder.B0_unfused: unknown key 'spin'; keys: parent, set, spine",
+        ),
+        ("  P4:", "  p4:", "ladder: name 'p4' must match"),
+        (
+            "{q_format: fp8}",
+            "{q_format: fp9}",
+            "ladder.B1.set: plan field q_format = 'fp9'; allowed: bf16, fp8, fp8x2",
+        ),
+        ("{q_format: fp8}", "{q_form: fp8}", "ladder.B1.set: plan has no field 'q_form'; fields: norm_quant"),
+        (
+            "{q_format: fp8}",
+            "{q_format: bf16}",
+            "ladder.B1 changes nothing against B1a; a rung changes exactly one",
+        ),
+        (
+            "{q_format: fp8}",
+            "{q_format: fp8, pv_format: fp8}",
+            "ladder.B1 changes q_format.*pv_format.*exactly one",
+        ),
+        ("parent: B2", "parent: B0", "ladder.B3 needs B1 among its ancestors"),
+        ("parent: B2", "parent: B9", "ladder.B3.parent = 'B9': no such rung"),
+        ("parent: B3", "parent: B2_fp4", "its parent B2_fp4 is a leaf"),
+    ],
+)
+def test_a_mistake_is_named_with_file_key_and_value(written, before, after, message):
+    path = written(before, after)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"no\.yaml: cannot be read"):
+        load(tmp_path / "no.yaml")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folder = tmp_path / "tiny model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def test_the_run_is_named_by_model_weights_and_prompts(written, checkpoint):
+    def name():
+        return config.run_id(
+            load(written("checkpoint: data/nano", f"checkpoint: {json.dumps(str(checkpoint))}"))
+        )
+
+    prompts = checkpoint.parent / "prompts.yaml"
+    prompts.write_text("[{id: a, kind: plain, text: x}]")
+    text = TEXT.replace("data/nano", f"{json.dumps(str(checkpoint))}").replace(
+        "data/prompts.yaml", str(prompts)
+    )
+    (checkpoint.parent / "config.yaml").write_text(text)
+
+    def run():
+        return config.run_id(load(checkpoint.parent / "config.yaml"))
+
+    first = run()
+    assert first.startswith("tiny_model-")
+    assert run() == first
+    prompts.write_text("[{id: a, kind: plain, text: y}]")
+    second = run()
+    assert second.rsplit("-", 1)[0] == first.rsplit("-", 1)[0]
+    assert second != first
+    (checkpoint / "model.safetensors").write_bytes(b"others!")
+    assert run().rsplit("-", 2)[1] != first.rsplit("-", 2)[1]
+
+
+def test_a_large_file_is_hashed_by_header_and_size(checkpoint, monkeypatch):
+    monkeypatch.setattr(config, "HASH_WHOLE", 16)
+    file = checkpoint / "model.safetensors"
+    header = (8).to_bytes(8, "little") + b'{"a": 1}'
+    file.write_bytes(header + b"x" * 100)
+    first = config.checkpoint_sha256(checkpoint)
+    file.write_bytes(header + b"y" * 100)
+    assert config.checkpoint_sha256(checkpoint) == first  # the price of a cheap start
+    file.write_bytes(header.replace(b"a", b"b") + b"x" * 100)
+    renamed = config.checkpoint_sha256(checkpoint)
+    file.write_bytes(header + b"x" * 101)
+    assert len({first, renamed, config.checkpoint_sha256(checkpoint)}) == 3
+
+
+def test_a_missing_shard_is_named(checkpoint):
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    (checkpoint / "model-1.safetensors").write_bytes(b"")
+    with pytest.raises(
+        ConfigError, match=r"missing model-2\.safetensors, named by model\.safetensors\.index\.json"
+    ):
+        config.checkpoint_files(checkpoint)
+
+
+def test_an_empty_folder_is_no_checkpoint(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing model\.safetensors; fetch it again"):
+        config.checkpoint_files(tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        config.model_config(tmp_path / "nowhere")

@@ -1,0 +1,15 @@
+# model folder -> checkpoint.json: every tensor's format, shape and hash, and the checks that it passed.
+
+
+rule checkpoint:
+    input:
+        model=MODEL_FILES,
+        code=closure("dsv4.run.checkpoint"),
+    output:
+        manifest="<results>/checkpoint.json",
+    log:
+        "<logs>/checkpoint.log",
+    benchmark:
+        "<benchmarks>/checkpoint.tsv"
+    shell:
+        'python -m dsv4.run.checkpoint --config "$config" --results "$results" 2>&1 | tee {log}'

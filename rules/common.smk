@@ -1,0 +1,45 @@
+# Checked configuration, what every stage is given, and what happens before and after a run; no rules.
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from dsv4 import config as configuration
+from dsv4 import preflight
+from dsv4.code_inputs import closure, variant_code
+from dsv4.plan import flatten
+
+try:
+    if workflow.config_settings.config:
+        raise configuration.ConfigError("--config is not read, the stages read a file: use --configfile")
+    CONFIG = configuration.load(([*workflow.configfiles] or ["config.yaml"])[-1])
+    VARIANTS = [variant.id for variant in CONFIG.ladder]
+    PROMPTS = list(preflight.check(CONFIG))
+    RUN = configuration.run_id(CONFIG)
+    RESULTS = f"results/{RUN}"
+    MODEL_FILES = [str(path) for path in configuration.checkpoint_files(CONFIG.checkpoint)]
+except configuration.ConfigError as error:
+    raise WorkflowError(str(error))
+
+# Stages run under Snakemake's own interpreter, also when its environment is not activated. What all of them take
+# comes as shell variables: a param would rerun everything when a file is only called by another name.
+shell.prefix(
+    f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH;"
+    f" config={shlex.quote(str(CONFIG.path))}; results={RESULTS}; "
+)
+
+
+wildcard_constraints:
+    variant="|".join(VARIANTS),
+
+
+onstart:
+    preflight.check_disk(Path(RESULTS))
+    preflight.point_latest(Path(RESULTS))
+
+
+onerror:
+    option = target_option(None)
+    shell('python -m dsv4 salvage --config "$config" --results "$results" {option}')

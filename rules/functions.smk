@@ -1,0 +1,91 @@
+# The rules' functions: targets, inputs, params; no rules.
+
+
+def target():
+    """The variant that this call is about, None for the whole ladder; targets are known after parsing."""
+    named = [name for name in workflow.dag_settings.targets or [] if name in CONFIG.ladder]
+    if len(set(named)) > 1:
+        raise WorkflowError(
+            f"{', '.join(named)}: one variant a call, since each ends in a page of its own; or all"
+        )
+    return named[0] if named else None
+
+
+def target_option(wildcards):
+    """``--target B1``, or nothing for the whole ladder."""
+    return f"--target {target()}" if target() else ""
+
+
+def wanted():
+    """Ids that this call judges: the ladder without what is on request, or one variant and its ancestors."""
+    return [rung.id for rung in (CONFIG.ladder.lineage(target()) if target() else CONFIG.ladder.default())]
+
+
+def lineage(variant):
+    """Ids of the variants that this one stands on, bottom first."""
+    return [rung.id for rung in CONFIG.ladder.lineage(variant)[:-1]]
+
+
+def plan(wildcards):
+    """The variant's numerics as one value, so that a changed plan reruns just that variant."""
+    return json.dumps(flatten(CONFIG.ladder[wildcards.variant].plan))
+
+
+def code(module):
+    """Input function: files that a stage runs, without those that only other plans use."""
+    return lambda wildcards: variant_code(module, flatten(CONFIG.ladder[wildcards.variant].plan))
+
+
+def of_parent(pattern):
+    """Input function: the parent's files; nothing at the bottom of the ladder."""
+
+    def files(wildcards):
+        parent = CONFIG.ladder[wildcards.variant].parent
+        return expand(pattern, variant=parent, prompt=PROMPTS) if parent else []
+
+    return files
+
+
+def spine_first(wildcards):
+    """Priority: the next rung waits for the spine, nothing waits for a leaf."""
+    return 10 if CONFIG.ladder[wildcards.variant].spine else 0
+
+
+def compared(wildcards):
+    """Dumps of the variants that this one is compared with by name: itself, its parent, B0."""
+    rung = CONFIG.ladder[wildcards.variant]
+    named = {rung.id, rung.parent} | ({"B0"} & set(lineage(rung.id)))
+    return expand(
+        "<results>/variants/{variant}/{prompt}.h5",
+        variant=[v for v in VARIANTS if v in named],
+        prompt=PROMPTS,
+    )
+
+
+def status(variant):
+    """State in the verdict on a variant; raises towards Snakemake while it is not judged."""
+    verdict = checkpoints.gate.get(variant=variant).output[0]
+    with open(verdict, encoding="utf-8") as file:
+        return json.load(file)["status"]
+
+
+def judged(variant):
+    """Input function: the variant's verdict and metrics, if it is wanted and all that it stands on passed.
+
+    Above a variant that did not pass it yields nothing, so what stands there is never scheduled.
+    """
+
+    def files(wildcards):
+        if variant not in wanted() or any(status(below) != "pass" for below in lineage(variant)):
+            return []
+        status(variant)
+        return [f"{RESULTS}/gates/{variant}.json", f"{RESULTS}/metrics/{variant}.parquet"]
+
+    return files
+
+
+def no_such_target(wildcards):
+    """Say what there is; Snakemake alone would only say that no rule makes it."""
+    raise WorkflowError(
+        f"no variant or target {wildcards.name!r}; variants: {', '.join(VARIANTS)}; targets: all, reference, report"
+    )

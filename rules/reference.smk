@@ -1,0 +1,30 @@
+# checkpoint, prompts -> the two references: `trained` (reference/) and `plain` (plain/).
+# One process does all prompts, so that the weights are read and widened once.
+
+REFERENCE = expand("<results>/{kind}/{prompt}.h5", kind=["reference", "plain"], prompt=PROMPTS)
+
+
+rule make_reference:
+    input:
+        manifest="<results>/checkpoint.json",
+        prompts=str(CONFIG.prompts),
+        code=variant_code("dsv4.run.reference", {}),
+    output:
+        dumps=REFERENCE,
+        sidecars=[f"{dump}.sha256" for dump in REFERENCE],
+    log:
+        "<logs>/reference.log",
+    benchmark:
+        "<benchmarks>/reference.tsv"
+    threads: 2
+    params:
+        decode_steps=CONFIG.decode_steps,
+        prefill_rows=CONFIG.prefill_rows,
+        page_size=CONFIG.page_size,
+    shell:
+        'python -m dsv4.run.reference --config "$config" --results "$results" 2>&1 | tee {log}'
+
+
+rule reference:
+    input:
+        rules.make_reference.output.dumps,

@@ -1,0 +1,41 @@
+# verdicts, metrics -> one file each -> the page.
+# The report shows the last audit that was asked for: the whole ladder, or one rung and its ancestors.
+
+
+rule collect:
+    input:
+        **{variant: judged(variant) for variant in VARIANTS},
+        manifest="<results>/checkpoint.json",
+        config=str(CONFIG.path),
+        code=closure("dsv4.judge.collect"),
+    output:
+        gates="<results>/gates.json",
+        table="<results>/metrics.parquet",
+        claims="<results>/claims.json",
+    log:
+        "<logs>/collect.log",
+    benchmark:
+        "<benchmarks>/collect.tsv"
+    params:
+        target=target_option,
+    shell:
+        'python -m dsv4.judge.collect --config "$config" --results "$results" {params.target} 2>&1 | tee {log}'
+
+
+rule report:
+    input:
+        gates="<results>/gates.json",
+        table="<results>/metrics.parquet",
+        claims="<results>/claims.json",
+        code=closure("dsv4.report"),
+    output:
+        page="reports/index.html",
+    log:
+        "<logs>/report.log",
+    benchmark:
+        "<benchmarks>/report.tsv"
+    params:
+        run=RUN,
+        target=target_option,
+    shell:
+        'python -m dsv4.report --config "$config" --results "$results" {params.target} 2>&1 | tee {log}'

@@ -1,0 +1,71 @@
+"""Stands in for any stage in the tests of the rules: writes that stage's outputs, new ones every time.
+
+``script.json`` beside the Snakefile tells it what to do: ``status`` of variants, ``crash`` of
+[stage, variant] pairs, ``sleep`` seconds of stages; and the ids of the ``prompts``, of the ``spine``
+and of each variant's ``lineage``.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+STAGE = Path(__file__).stem
+
+
+def write(path: Path, text: str = "") -> None:
+    """Write ``text``, or something new; by rename, as the stages do."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{time.time_ns()}")
+    part.write_text(text or f"{STAGE} {time.time_ns()}")
+    part.replace(path)
+
+
+def main() -> None:
+    """Do what the stage of this file's name would leave behind."""
+    parser = argparse.ArgumentParser()
+    for name in ("results", "config", "variant", "target"):
+        parser.add_argument(f"--{name}", default="")
+    options = parser.parse_args()
+    results, variant = Path(options.results), options.variant
+    script = json.loads(Path("script.json").read_text())
+    with Path("ran.txt").open("a") as log:
+        log.write(f"{STAGE} {variant}\n")
+    if [STAGE, variant] in script["crash"]:
+        sys.exit(f"{STAGE} {variant}: told to crash")
+    print(STAGE, variant, flush=True)
+    time.sleep(script["sleep"].get(STAGE, 0))
+    if STAGE in ("reference", "variant", "floor"):
+        kinds = {"reference": ["reference", "plain"], "variant": ["variants"], "floor": ["floor"]}[STAGE]
+        for kind in kinds:
+            for prompt in script["prompts"]:
+                write(results / kind / variant / f"{prompt}.h5")
+                write(results / kind / variant / f"{prompt}.h5.sha256")
+    elif STAGE == "checkpoint":
+        write(results / "checkpoint.json")
+    elif STAGE == "measure":
+        write(results / "metrics" / f"{variant}.parquet")
+    elif STAGE == "gate":
+        verdict = {"id": variant, "status": script["status"].get(variant, "pass"), "at": time.time_ns()}
+        write(results / "gates" / f"{variant}.json", json.dumps(verdict))
+    elif STAGE == "collect":
+        verdicts = [json.loads(path.read_text()) for path in sorted((results / "gates").glob("*.json"))]
+        if options.target:
+            verdicts = [verdict for verdict in verdicts if verdict["id"] in script["lineage"][options.target]]
+        content = {"target": options.target, "status": {v["id"]: v["status"] for v in verdicts}}
+        write(results / "gates.json", json.dumps(content))
+        write(results / "metrics.parquet")
+        write(results / "claims.json")
+    elif STAGE == "report":
+        write(Path("reports/index.html"), (results / "gates.json").read_text())
+    elif STAGE == "enforce":
+        status = json.loads((results / "gates.json").read_text())["status"]
+        failed = [name for name in script["spine"] if status.get(name) == "fail"]
+        if failed:
+            sys.exit(f"failed: {', '.join(failed)}")
+        write(results / "enforced.ok")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""The rules, on stubs: what runs, what runs again after which edit, and what a failure leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rules.stubs import Workflow
+
+ALL = {"collect": 1, "report": 1, "enforce": 1, "all": 1}
+
+
+@pytest.fixture
+def workflow(tmp_path):
+    """Return a copy in which nothing ran yet."""
+    return Workflow(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Return a copy in which the whole ladder ran; tests undo their edits."""
+    workflow = Workflow(tmp_path_factory.mktemp("done"))
+    result = workflow.run("all")
+    assert result.returncode == 0, result.text
+    workflow.first = workflow.ran()
+    return workflow
+
+
+@pytest.fixture
+def edit(done):
+    """Edit files of ``done`` and put them back."""
+    old = {}
+
+    def change(name, before, after):
+        old.setdefault(name, (done.folder / name).read_text())
+        done.edit(name, before, after)
+
+    yield change
+    for name, text in old.items():
+        (done.folder / name).write_text(text)
+
+
+@pytest.mark.xdist_group("done")
+class TestAfterAWholeRun:
+    def test_every_rung_and_leaf_ran_once_and_none_on_request(self, done):
+        wanted = {rung.id for rung in done.ladder.default()}
+        assert {rung.id for rung in done.ladder} - wanted == {"B5_all", "B5_first_half", "B5_last_half"}
+        for stage in ("variant", "floor", "measure", "gate"):
+            assert done.first[stage] == wanted
+        assert done.page()["status"] == dict.fromkeys(wanted, "pass")
+        assert (done.folder / "results/latest").readlink().name == done.results.name
+
+    def test_nothing_is_done_twice(self, done):
+        result = done.run()
+        assert result.returncode == 0
+        assert "Nothing to be done" in result.text
+        assert done.ran() == {}
+
+    def test_a_touched_file_reruns_nothing(self, done):
+        (done.folder / "kernels/op/ref.py").touch()
+        assert done.planned("all") == {}
+
+    # A dry run stops at the first gate: what stands above it is planned when it is judged.
+    def test_an_edited_limit_reruns_gates_and_report(self, done, edit):
+        edit("dsv4/judge/limits.py", "1", "2")
+        assert done.planned("all") == ALL | {"gate": 1}
+
+    def test_a_tightened_limit_reruns_gates_and_report(self, done, edit):
+        edit("config.yaml", "tighten: {}", "tighten: {cos_min: 0.9999}")
+        assert done.planned("all") == ALL | {"gate": 1}
+
+    def test_an_edited_op_reruns_references_and_all_variants(self, done, edit):
+        edit("kernels/op/ref.py", "1", "2")
+        everything = {"make_reference": 1, "variant": 1, "floor": 1, "measure": 1, "gate": 1}
+        assert done.planned("all") == ALL | everything
+
+    def test_an_op_of_one_plan_reruns_the_variants_that_use_it(self, done, edit):
+        edit("kernels/formats/aligned_record.py", "1", "2")
+        assert done.planned("all") == ALL | {"variant": 1, "measure": 1, "gate": 1}
+        edit("config.yaml", "set: {kv_record: aligned}", "set: {rope_format: fp8}")
+        assert done.planned("B1_q2") == {"collect": 1, "report": 1, "enforce": 1, "B1_q2": 1}
+
+    def test_a_changed_plan_reruns_that_variant(self, done, edit):
+        edit("config.yaml", "{q_format: fp8x2}", "{pv_format: fp8}")
+        once = dict.fromkeys(("variant", "floor", "measure", "gate"), 1)
+        assert done.planned("all") == ALL | once
+
+    def test_more_draws_rerun_floors_only(self, done, edit):
+        edit("config.yaml", "floor_draws: 8 ", "floor_draws: 9 ")
+        assert done.planned("all") == ALL | {"floor": 1, "measure": 1, "gate": 1}
+
+    def test_lint_finds_nothing_but_the_missing_container(self, done):
+        text = done.run("--lint", "text").text
+        findings = [line.strip() for line in text.splitlines() if line.startswith("    * ")]
+        assert set(findings) == {"* Specify a conda environment or container for each rule.:"}
+
+
+def test_one_rung_runs_what_it_stands_on(workflow):
+    assert workflow.run("P5").returncode == 0
+    ran = workflow.ran()
+    for stage in ("variant", "floor", "measure", "gate"):
+        assert ran[stage] == {"B0_unfused", "P4", "P5"}
+    assert workflow.page() == {"target": "P5", "status": dict.fromkeys(("B0_unfused", "P4", "P5"), "pass")}
+    assert workflow.planned("P5") == {}
+
+
+def test_a_failed_rung_blocks_what_stands_on_it_and_keeps_its_report(workflow):
+    workflow.script(status={"P4": "fail", "P4_scalar_gsa": "fail"})
+    assert workflow.run("all").returncode == 1
+    assert workflow.ran()["variant"] == {"B0_unfused", "P4", "P4_scalar_gsa"}
+    shown = {"B0_unfused": "pass", "P4": "fail", "P4_scalar_gsa": "fail"}
+    assert workflow.page()["status"] == shown
+
+    again = workflow.run("all")
+    assert again.returncode == 1
+    assert "failed: P4" in again.text
+    assert workflow.ran() == {"enforce": {""}}
+    assert workflow.page()["status"] == shown
+
+    leaf = workflow.run("P4_scalar_gsa")  # a leaf is reported, not enforced
+    assert leaf.returncode == 0
+    workflow.script()
+    workflow.edit("dsv4/judge/limits.py", "1", "2")
+    assert workflow.run("P5").returncode == 0
+    ran = workflow.ran()
+    assert (ran["gate"], ran["variant"]) == ({"B0_unfused", "P4", "P5"}, {"P5"})
+
+
+def test_a_crash_leaves_a_page_without_stale_verdicts(workflow):
+    assert workflow.run("P5").returncode == 0
+    workflow.script(crash=[["variant", "P4"]])
+    workflow.edit("kernels/op/ref.py", "1", "2")
+    crashed = workflow.run("P5")
+    assert crashed.returncode == 1
+    assert "variant P4: told to crash" in crashed.text
+    assert "the run stopped early" in crashed.text
+    assert workflow.page()["status"] == {"B0_unfused": "pass"}
+
+    workflow.script()
+    workflow.ran()
+    assert workflow.run("P5").returncode == 0
+    ran = workflow.ran()
+    assert ran["variant"] == {"P4", "P5"}
+    assert "reference" not in ran
+    assert workflow.page()["status"] == dict.fromkeys(("B0_unfused", "P4", "P5"), "pass")
+
+
+def start_and_stop(workflow, stage, how):
+    """Start Snakemake, wait for a stage, send a signal; return when Snakemake is gone."""
+    workflow.script(sleep={stage: 3})
+    with (workflow.folder / "output.txt").open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "snakemake", "P4"],
+            cwd=workflow.folder,
+            env=workflow.environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        log = workflow.folder / "ran.txt"
+        until = time.monotonic() + 60
+        while not (log.exists() and stage in log.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        if how is signal.SIGKILL:
+            process.kill()
+        else:
+            os.killpg(process.pid, how)  # as a terminal does
+        process.wait()
+    workflow.script()
+    workflow.ran()
+
+
+def test_kill_leaves_a_lock_that_unlock_removes_once_nothing_lives(workflow):
+    start_and_stop(workflow, "variant", signal.SIGKILL)
+    locked = workflow.run("P4")
+    assert locked.returncode == 1
+    assert "cannot be locked" in locked.text
+    command = [sys.executable, "-m", "dsv4", "unlock"]
+    unlocked = subprocess.run(
+        command, cwd=workflow.folder, env=workflow.environment, capture_output=True, text=True, check=True
+    )
+    assert "lives no more" in unlocked.stderr
+    assert workflow.run("P4").returncode == 0
+    ran = workflow.ran()
+    assert ran["variant"] == {"B0_unfused", "P4"}
+    assert "reference" not in ran
+
+
+def test_interrupt_keeps_finished_stages(workflow):
+    start_and_stop(workflow, "measure", signal.SIGINT)
+    assert workflow.run("P4").returncode == 0
+    ran = workflow.ran()
+    assert ran["variant"] == {"P4"}
+    assert ran["measure"] == {"B0_unfused", "P4"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["B9"], "no variant or target 'B9'; variants: B0_unfused, P4"),
+        (["B1_q2", "B2_fp4"], "one variant a call"),
+        (["--config", "seed=1", "--", "all"], "--config is not read"),
+    ],
+)
+def test_bad_arguments_are_refused(workflow, arguments, message):
+    result = workflow.run(*arguments)
+    assert result.returncode == 1
+    assert message in result.text
+    assert workflow.ran() == {}
+
+
+def test_a_bad_configuration_is_refused_before_any_job(workflow):
+    workflow.edit("config.yaml", "set: {q_format: fp8}", "set: {q_format: fp8, rope_format: fp8}")
+    result = workflow.run("all")
+    assert result.returncode == 1
+    assert "config.yaml: ladder.B1 changes" in result.text
+    assert workflow.ran() == {}
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_a_results_folder_that_cannot_take_the_audit_is_refused_before_any_job(workflow, fault):
+    if fault == "full":
+        workflow.edit("dsv4/preflight.py", "NEEDED = 400 * 10**6", "NEEDED = 400 * 10**16")
+    else:
+        (workflow.folder / "results").symlink_to("/proc/1")  # nobody can make a folder there, root neither
+    result = workflow.run("all")
+    assert result.returncode == 1
+    assert ("MB left on its disk" if fault == "full" else "cannot be written") in result.text
+    assert workflow.ran() == {}
