@@ -24,7 +24,7 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from dsv4.taps import BY_NAME, MODEL, MODES, PHASES
+from dsv4.taps import BY_NAME, HISTORY, MODEL, MODES, PHASES
 
 SCHEMA = 1
 KINDS = ("reference", "plain", "variant", "floor")
@@ -158,7 +158,7 @@ class DumpWriter:
 
     def rows(self, mode: str, phase: str, positions: np.ndarray) -> None:
         """State the token positions of the rows of a phase, before its taps."""
-        if mode not in MODES or phase not in PHASES:
+        if mode not in (*MODES, HISTORY) or phase not in PHASES:
             raise ValueError(f"{self._path}: {mode}/{phase}; modes: {', '.join(MODES)}; phases: {', '.join(PHASES)}")
         self._file.create_dataset(f"{mode}/{phase}/positions", data=np.asarray(positions, np.int64))
         self._rows[mode, phase] = len(positions)
@@ -340,7 +340,7 @@ class DumpReader:
 
     def mode(self, mode: str) -> str:
         """Name of the group that answers for ``mode``: the reference has one set of values."""
-        return "compounded" if self.attrs["kind"] == "reference" else mode
+        return "compounded" if self.attrs["kind"] == "reference" and mode in MODES else mode
 
     def _names(self, group: str) -> list[str]:
         return list(self._file[group]) if group in self._file else []

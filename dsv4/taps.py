@@ -13,6 +13,7 @@ Split = Literal["none", "nope_rope", "head", "stream"]
 Where = Literal["layer", "compressed", "csa", "model"]
 
 MODES = ("isolated", "compounded")
+HISTORY = "history"  # third group of a reference dump: what isolated mode needs of every row, not only the judged ones
 PHASES = ("prefill", "decode")
 MODEL = "model"  # the group beside the layer numbers: what belongs to no layer
 
@@ -36,6 +37,8 @@ class Tap:
     replay : in isolated mode the reference's value replaces this one for the next stage.
         False for what a format stores: the next op must read the variant's own codes, made
         from the reference's values.
+    compounded : dumped in compounded mode too. False for what an op reads a moment later or
+        what isolated mode judges better: dumps of a whole ladder stay small.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Tap:
     where: Where = "layer"
     against: str | None = "same"
     replay: bool = True
+    compounded: bool = True
 
     @property
     def reference(self) -> str | None:
@@ -55,18 +59,41 @@ class Tap:
 
 
 TAPS: tuple[Tap, ...] = (
-    Tap(name="attn_pre", stage="attn_mhc", shape="hc_mult"),
-    Tap(name="attn_post", stage="attn_mhc", shape="hc_mult"),
+    Tap(name="attn_pre", stage="attn_mhc", shape="hc_mult", compounded=False),
+    Tap(name="attn_post", stage="attn_mhc", shape="hc_mult", compounded=False),
     Tap(name="attn_comb", stage="attn_mhc", shape="hc_mult hc_mult"),
     Tap(name="attn_in", stage="attn_mhc", shape="hidden_size"),
-    Tap(name="attn_in_q", stage="attn_quant", shape="hidden_size", against="attn_in", replay=False),
-    Tap(name="qr", stage="q_a", shape="q_lora_rank"),
-    Tap(name="qr_q", stage="q_quant", shape="q_lora_rank", against="qr", replay=False),
-    Tap(name="q", stage="q_b", shape="num_attention_heads head_dim", split="nope_rope"),
-    Tap(name="kv", stage="kv", shape="head_dim", split="nope_rope"),
+    Tap(
+        name="attn_in_q",
+        stage="attn_quant",
+        shape="hidden_size",
+        against="attn_in",
+        replay=False,
+        compounded=False,
+    ),
+    Tap(name="qr", stage="q_a", shape="q_lora_rank", compounded=False),
+    Tap(name="qr_q", stage="q_quant", shape="q_lora_rank", against="qr", replay=False, compounded=False),
+    Tap(name="q", stage="q_b", shape="num_attention_heads head_dim", split="nope_rope", compounded=False),
+    Tap(name="kv", stage="kv", shape="head_dim", split="nope_rope", compounded=False),
     Tap(name="kv_store", stage="kv_store", shape="head_dim", split="nope_rope", replay=False),
-    Tap(name="kv_bytes", stage="kv_store", shape="record_bytes", kind="bytes", against=None, replay=False),
-    Tap(name="comp", stage="compress", shape="head_dim", axis="entry", split="nope_rope", where="compressed"),
+    Tap(
+        name="kv_bytes",
+        stage="kv_store",
+        shape="record_bytes",
+        kind="bytes",
+        against=None,
+        replay=False,
+        compounded=False,
+    ),
+    Tap(
+        name="comp",
+        stage="compress",
+        shape="head_dim",
+        axis="entry",
+        split="nope_rope",
+        where="compressed",
+        compounded=False,
+    ),
     Tap(
         name="comp_store",
         stage="comp_store",
@@ -85,10 +112,11 @@ TAPS: tuple[Tap, ...] = (
         where="compressed",
         against=None,
         replay=False,
+        compounded=False,
     ),
-    Tap(name="index_q", stage="index_q", shape="index_n_heads index_head_dim", where="csa"),
-    Tap(name="index_w", stage="index_q", shape="index_n_heads", where="csa"),
-    Tap(name="index_k", stage="index_k", shape="index_head_dim", axis="entry", where="csa"),
+    Tap(name="index_q", stage="index_q", shape="index_n_heads index_head_dim", where="csa", compounded=False),
+    Tap(name="index_w", stage="index_q", shape="index_n_heads", where="csa", compounded=False),
+    Tap(name="index_k", stage="index_k", shape="index_head_dim", axis="entry", where="csa", compounded=False),
     Tap(
         name="index_k_store",
         stage="index_k_store",
@@ -102,17 +130,24 @@ TAPS: tuple[Tap, ...] = (
     Tap(name="lse", stage="attend", shape="num_attention_heads", kind="lse"),
     Tap(name="attn_out", stage="attend", shape="num_attention_heads head_dim", split="nope_rope"),
     Tap(name="attn_proj", stage="attn_proj", shape="hidden_size"),
-    Tap(name="streams_mid", stage="attn_mix", shape="hc_mult hidden_size", split="stream"),
-    Tap(name="moe_pre", stage="moe_mhc", shape="hc_mult"),
-    Tap(name="moe_post", stage="moe_mhc", shape="hc_mult"),
+    Tap(name="streams_mid", stage="attn_mix", shape="hc_mult hidden_size", split="stream", compounded=False),
+    Tap(name="moe_pre", stage="moe_mhc", shape="hc_mult", compounded=False),
+    Tap(name="moe_post", stage="moe_mhc", shape="hc_mult", compounded=False),
     Tap(name="moe_comb", stage="moe_mhc", shape="hc_mult hc_mult"),
     Tap(name="moe_in", stage="moe_mhc", shape="hidden_size"),
-    Tap(name="moe_in_q", stage="moe_quant", shape="hidden_size", against="moe_in", replay=False),
+    Tap(
+        name="moe_in_q",
+        stage="moe_quant",
+        shape="hidden_size",
+        against="moe_in",
+        replay=False,
+        compounded=False,
+    ),
     Tap(name="router_scores", stage="route", shape="n_routed_experts"),
     Tap(name="expert_ids", stage="route", shape="num_experts_per_tok", kind="ids"),
-    Tap(name="expert_weights", stage="route_weights", shape="num_experts_per_tok"),
-    Tap(name="routed", stage="experts", shape="hidden_size"),
-    Tap(name="shared", stage="shared", shape="hidden_size"),
+    Tap(name="expert_weights", stage="route_weights", shape="num_experts_per_tok", compounded=False),
+    Tap(name="routed", stage="experts", shape="hidden_size", compounded=False),
+    Tap(name="shared", stage="shared", shape="hidden_size", compounded=False),
     Tap(name="moe_out", stage="moe_sum", shape="hidden_size"),
     Tap(name="streams", stage="moe_mix", shape="hc_mult hidden_size", split="stream"),
     Tap(name="hidden", stage="head", shape="hidden_size", where="model"),
@@ -123,11 +158,11 @@ BY_NAME: dict[str, Tap] = {tap.name: tap for tap in TAPS}
 STAGES: tuple[str, ...] = tuple(dict.fromkeys(tap.stage for tap in TAPS))
 
 
-def layer_taps(compress_ratio: int) -> tuple[Tap, ...]:
-    """Taps of a layer with this ``compress_ratios`` entry (0 window, 4 CSA, else HCA)."""
+def layer_taps(compress_ratio: int, mode: str = "isolated") -> tuple[Tap, ...]:
+    """Taps that a dump of ``mode`` holds for a layer with this ``compress_ratios`` entry (0 window, 4 CSA, else HCA)."""
     has = (
         {"layer"}
         | ({"compressed"} if compress_ratio else set())
         | ({"csa"} if compress_ratio == 4 else set())
     )
-    return tuple(tap for tap in TAPS if tap.where in has)
+    return tuple(tap for tap in TAPS if tap.where in has and (tap.compounded or mode == "isolated"))

@@ -1,11 +1,9 @@
 """Load a Hugging Face DSV4 folder: every tensor is found, its format told, its values checked."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -57,17 +55,6 @@ def load(folder: Path) -> Checkpoint:
     tensors = Tensors(folder, config)
     weights = build(config, tensors)
     return Checkpoint(folder=folder, config=config, weights=weights, formats=tensors.formats)
-
-
-def checkpoint_hash(folder: Path) -> str:
-    """SHA-256 over the folder's config and safetensors files, in name order."""
-    digest = hashlib.sha256()
-    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
-        digest.update(path.name.encode())
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 class Tensors:
@@ -247,13 +234,3 @@ def _by_group(weight: Weight, groups: int) -> Weight:
     """o_a is stored as one (G*N, K) matrix: give each group its own (K, N)."""
     values = weight.values.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()
     return Weight(values=values, scale=weight.scale, format=weight.format)
-
-
-def manifest(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What ``checkpoint.json`` records: sizes, stored formats, hash."""
-    return {
-        "folder": str(checkpoint.folder),
-        "sha256": checkpoint_hash(checkpoint.folder),
-        "config": {name: getattr(checkpoint.config, name) for name in ModelConfig.__annotations__},
-        "formats": dict(checkpoint.formats),
-    }

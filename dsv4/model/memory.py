@@ -60,14 +60,14 @@ def compress(at: "LayerStages", env: Env, batch: Batch) -> Written:
     """attn_in (T, D) to the compressed rows that the batch closes: comp (E, K), FP32."""
     assert at.weights.compressor is not None
     comp, closed = _close_windows(at, env, batch, "compressor", at.weights.compressor)
-    return {"comp": comp, "comp_closed": closed}
+    return {"comp_closed": closed, "comp": comp}
 
 
 def index_keys(at: "LayerStages", env: Env, batch: Batch) -> Written:
     """attn_in (T, D) to the index keys that the batch closes: index_k (E, D_I), FP32."""
     assert at.weights.indexer is not None
     keys, closed = _close_windows(at, env, batch, "indexer", at.weights.indexer.compressor)
-    return {"index_k": keys, "index_closed": closed}
+    return {"index_closed": closed, "index_k": keys}
 
 
 def _close_windows(

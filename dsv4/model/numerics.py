@@ -122,6 +122,7 @@ def trained(config: ModelConfig) -> Numerics:
         record=Fp8Record(config.nope_head_dim),
         index_record=Fp4Key(config.index_head_dim),
         index_query=_fp4_query,
+        index_narrow=True,
     )
 
 
@@ -197,7 +198,6 @@ def _attention(plan: Plan) -> AttnRounding:
         p_nope=_fp8_probability if plan.pv_format == "fp8" else bf16.round,
         p_rope=bf16.round,
         out=_cast(plan.casts.attn_out),
-        narrow=True,
     )
 
 

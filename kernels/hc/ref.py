@@ -100,8 +100,11 @@ def expand(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, *, out: Round
     -------
     (T, N, D) FP32
     """
-    carried = (comb.double()[..., None] * streams.double()[:, :, None, :]).sum(1)  # [T, N(to), D]
-    return out((post.double()[..., None] * y.double()[:, None, :] + carried).float())
+    wide, weights = streams.double(), comb.double()[..., None]
+    mixed = post.double()[..., None] * y.double()[:, None, :]  # [T, N(to), D]
+    for source in range(streams.shape[1]):
+        mixed.addcmul_(weights[:, source], wide[:, source, None])
+    return out(mixed.float())
 
 
 def head_collapse(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.matmul.ref import matmul
+from kernels.matmul.ref import exact_sum, matmul
 
 ROWS = 128  # rows scored at once: bounds the [ROWS, H, C] buffer
 
@@ -28,12 +28,13 @@ def index_logits(
 
     Returns
     -------
-    (T, C) FP32; which entries a row may see is not applied here.
+    (T, C) FP32; which entries a row may see is not applied here. No score depends on the order
+    of heads, or on how many keys and rows there are (``narrow``: see there).
     """
     heads, keys = q.shape[1], k.double().T
     scale = 1.0 if key_scale is None else key_scale.double()
     parts = []
     for rows, head_weights in zip(q.split(ROWS), weights.split(ROWS), strict=True):
         dots = matmul(rows.flatten(0, 1), keys, narrow=narrow).unflatten(0, (-1, heads))  # [t, H, C]
-        parts.append(((dots.relu_() * head_weights.double()[..., None]).sum(1) * scale).float())
+        parts.append((exact_sum(dots.relu_() * head_weights.double()[..., None], dim=1) * scale).float())
     return torch.cat(parts) if parts else q.new_empty(0, k.shape[0])

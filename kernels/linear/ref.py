@@ -1,13 +1,14 @@
 """Linear layers: stored weights, quantised activations, the product; see :func:`linear`."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kernels.formats import bf16, fp8_block, nvfp4
-from kernels.matmul.ref import matmul
+from kernels.matmul.ref import Slices, matmul, product, slices
 from kernels.rounding import Round, exact
 
 WeightFormat = Literal["nvfp4", "fp8", "bf16", "fp32"]
@@ -30,9 +31,19 @@ class Weight:
     scale: Tensor
     format: WeightFormat
 
+    @cached_property
+    def slices(self) -> Slices:
+        """The values cut for exact products, once."""
+        return slices(self.values, dim=-2)
+
     def __getitem__(self, expert: int) -> "Weight":
         """One expert of a stack."""
-        return Weight(values=self.values[expert], scale=self.scale[expert], format=self.format)
+        return self._experts[expert]
+
+    @cached_property
+    def _experts(self) -> list["Weight"]:
+        pairs = zip(self.values, self.scale, strict=True)
+        return [Weight(values=values, scale=scale, format=self.format) for values, scale in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +119,10 @@ def linear(x: Activation, weight: Weight, *, out: Round = exact) -> Tensor:
     -------
     (T, N) FP32
     """
-    product = matmul(x.values, weight.values, narrow=x.narrow) * weight.scale
+    wide = _product(x.values, x, weight) * weight.scale
     if x.row_scale is not None:
-        product = product * x.row_scale.double()
-    return out(product.float())
+        wide = wide * x.row_scale.double()
+    return out(wide.float())
 
 
 def grouped_linear(x: Activation, weight: Weight, *, out: Round = exact) -> Tensor:
@@ -121,6 +132,9 @@ def grouped_linear(x: Activation, weight: Weight, *, out: Round = exact) -> Tens
     ----------
     x : Activation, (T, G * K)
     weight : Weight, (G, K, N)
+        Its scale may be one for all, or one a group.
+    out : Round
+        The GEMM's store.
 
     Returns
     -------
@@ -128,10 +142,19 @@ def grouped_linear(x: Activation, weight: Weight, *, out: Round = exact) -> Tens
     """
     groups = weight.values.shape[0]
     by_group = x.values.unflatten(-1, (groups, -1)).transpose(0, 1)  # [G, T, K]
-    product = matmul(by_group, weight.values, narrow=x.narrow).transpose(0, 1).flatten(1) * weight.scale
+    wide = _product(by_group, x, weight) * weight.scale.view(-1, 1, 1)
+    wide = wide.transpose(0, 1).flatten(1)
     if x.row_scale is not None:
-        product = product * x.row_scale.double()
-    return out(product.float())
+        wide = wide * x.row_scale.double()
+    return out(wide.float())
+
+
+def _product(values: Tensor, x: Activation, weight: Weight) -> Tensor:
+    """``values @ W`` in FP64, exact (see :mod:`kernels.matmul.ref`) without cutting the weight anew."""
+    if x.narrow and weight.format != "fp32":
+        return matmul(values, weight.values, narrow=True)
+    left = slices(values, dim=-1)
+    return product(left, weight.slices) * left.unit * weight.slices.unit
 
 
 def plain_weight(matrix: Tensor, weight_format: WeightFormat) -> Weight:

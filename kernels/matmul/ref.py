@@ -1,5 +1,7 @@
 """Matrix product in FP64, reproducible by construction; see :func:`matmul`."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,21 +15,23 @@ def matmul(a: Tensor, b: Tensor, *, narrow: bool = False) -> Tensor:
     FP64 sums depend on their order, and BLAS picks the order by shape and thread count. So
     each row of ``a`` and each column of ``b`` is cut into two slices of 19 bits below its own
     largest value (the splitting of Ozaki et al. 2012); products of slices are integers in a
-    common unit and their sums are exact in any order. What is dropped is under 2^-37 of
+    common unit and their sums are exact in any order. What is dropped is under 2^-36 of
     (row maximum x column maximum x K).
 
     Parameters
     ----------
-    a : (..., M, K) FP32 or FP64
-    b : (..., K, N) FP32 or FP64, batch axes as ``torch.matmul``
+    a : (..., M, K) FP32, or FP64 within FP32's range
+    b : (..., K, N) FP32, or FP64 within FP32's range; batch axes as ``torch.matmul``
     narrow : bool
         Both operands hold values of at most 9 significant bits (BF16, FP8, FP4 with their
-        block scales). One plain FP64 product is then exact unless its terms span over
-        2^30, and it costs a third.
+        block scales). One plain FP64 product then costs a third. It is exact, hence the same in
+        any order, while K x largest / smallest non-zero product of an element is under 2^35;
+        beyond, its last FP64 bits may depend on the order.
 
     Returns
     -------
-    (..., M, N) FP64. Non-finite inputs give NaN or Inf in the rows and columns that hold them.
+    (..., M, N) FP64. Non-finite inputs give NaN or Inf in the rows and columns that hold them,
+    and nowhere else.
 
     Raises
     ------
@@ -36,26 +40,78 @@ def matmul(a: Tensor, b: Tensor, *, narrow: bool = False) -> Tensor:
     """
     if a.shape[-1] > MAX_K:
         raise ValueError(f"matmul: K = {a.shape[-1]} is over {MAX_K}, where slice sums stop being exact")
-    a, b = a.double(), b.double()
     if narrow:
-        return a @ b
-    a_high, a_low = _slices(a, dim=-1)
-    b_high, b_low = _slices(b, dim=-2)
-    return a_high @ b_high + (a_high @ b_low + a_low @ b_high)
+        return a.double() @ b.double()
+    left, right = slices(a, dim=-1), slices(b, dim=-2)
+    return product(left, right) * left.unit * right.unit
 
 
-def _slices(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Two slices of ``SLICE_BITS`` bits below the largest magnitude along ``dim``; they sum to ``x``, nearly."""
+def exact_sum(x: Tensor, dim: int) -> Tensor:
+    """Sum over an axis in FP64, the same bits in any order.
+
+    Each value is cut 38 bits below the largest magnitude of its sum, so that the sum of the
+    integers that remain is exact. What is dropped is under 2^-38 of (largest magnitude x length).
+
+    Parameters
+    ----------
+    x : (...) FP32, or FP64 within FP32's range
+    dim : int
+        The axis that is summed, of length L.
+
+    Returns
+    -------
+    (...) FP64 without ``dim``; NaN or Inf where a term is.
+
+    Raises
+    ------
+    ValueError
+        L is over 32768.
+    """
+    if x.shape[dim] > MAX_K:
+        raise ValueError(f"exact_sum: length {x.shape[dim]} is over {MAX_K}, where sums stop being exact")
+    x = x.double()
     if x.shape[dim] == 0:
-        return x, x
-    _, exponent = torch.frexp(x.abs().amax(dim, keepdim=True))
-    # Adding 1.5 * 2^52 units leaves a multiple of the unit: round to nearest by FP64's own rounding.
-    unit = torch.ldexp(torch.ones_like(x[..., :1] if dim == -1 else x[..., :1, :]), exponent - SLICE_BITS)
-    high = _to_multiple(x, unit)
-    low = _to_multiple(x - high, unit * 2.0**-SLICE_BITS)
-    return high, low
+        return x.sum(dim)
+    return _to_multiple(x, _unit(x, dim, 2 * SLICE_BITS)).sum(dim)
 
 
-def _to_multiple(x: Tensor, unit: Tensor) -> Tensor:
+class Slices(NamedTuple):
+    """A tensor as ``(high + 2^-19 low) * unit``: integers under 2^19 and powers of two, FP64.
+
+    ``unit`` has length 1 along the axis that a product sums over.
+    """
+
+    high: Tensor
+    low: Tensor
+    unit: Tensor
+
+
+def slices(x: Tensor, dim: int) -> Slices:
+    """Cut ``x`` into two slices of 19 bits below its largest magnitude along ``dim``."""
+    x = x.double()
+    if x.shape[dim] == 0:
+        return Slices(x, x, torch.ones_like(x.sum(dim, keepdim=True)))
+    unit = _unit(x, dim, SLICE_BITS)
+    scaled = x / unit
+    high = _to_multiple(scaled, 1.0)
+    return Slices(high, _to_multiple((scaled - high) * 2.0**SLICE_BITS, 1.0), unit)
+
+
+def product(a: Slices, b: Slices) -> Tensor:
+    """``a @ b`` of the integers alone, exact in any order; the caller applies the units.
+
+    A unit along the summed axis of ``b`` may be folded into ``a`` before it is cut.
+    """
+    return a.high @ b.high + (a.high @ b.low + a.low @ b.high) * 2.0**-SLICE_BITS
+
+
+def _unit(x: Tensor, dim: int, bits: int) -> Tensor:
+    """The power of two ``bits`` below the first one over the largest magnitude along ``dim``."""
+    largest = x.abs().amax(dim, keepdim=True)
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - bits)
+
+
+def _to_multiple(x: Tensor, unit: Tensor | float) -> Tensor:
+    """Nearest multiple of ``unit``: adding 1.5 * 2^52 units makes FP64's own rounding do it."""
     shift = unit * (1.5 * 2.0**52)
     return (x + shift) - shift

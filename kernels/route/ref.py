@@ -2,14 +2,13 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from kernels.matmul.ref import matmul
 
 
 def router_scores(x: Tensor, weight: Tensor) -> Tensor:
     """``sqrt(softplus(x @ W.T))``: (T, D), (E, D) -> (T, E) FP32."""
-    return F.softplus(matmul(x, weight.double().T), threshold=100.0).sqrt().float()
+    return torch.nn.functional.softplus(matmul(x, weight.double().T), threshold=100.0).sqrt().float()
 
 
 def choose_experts(scores: Tensor, bias: Tensor, k: int) -> Tensor:
@@ -35,6 +34,6 @@ def hash_experts(tokens: Tensor, table: Tensor) -> Tensor:
 
 
 def expert_weights(scores: Tensor, ids: Tensor, *, scaling: float) -> Tensor:
-    """Chosen scores, normalised to 1, times ``routed_scaling_factor``: (T, E), (T, k) -> (T, k) FP32."""
+    """Chosen scores over (their sum + 1e-20), times ``routed_scaling_factor``: (T, E), (T, k) -> (T, k) FP32."""
     chosen = scores.double().gather(1, ids)
     return (chosen / (chosen.sum(-1, keepdim=True) + 1e-20) * scaling).float()

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.matmul.ref import matmul
+from kernels.matmul.ref import Slices, exact_sum, product, slices
 from kernels.rounding import Round, exact
 
-ROWS = 64  # query rows at once: bounds the gathered [ROWS, S, K] buffer
+ROWS = 64  # query rows at once: neighbours share most of their keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,6 @@ class AttnRounding:
     q_nope, q_rope, k_nope, k_rope : operands of QK by part.
     p_nope, p_rope : probabilities (relative to the row's maximum) as PV reads them, by V's part.
     out : the store of the result.
-    narrow : bool
-        All operands of both products are narrow (see :func:`kernels.matmul.ref.matmul`).
     """
 
     q_nope: Round = exact
@@ -31,7 +29,6 @@ class AttnRounding:
     p_nope: Round = exact
     p_rope: Round = exact
     out: Round = exact
-    narrow: bool = False
 
 
 EQUATIONS = AttnRounding()
@@ -50,7 +47,10 @@ def sparse_attn(
     """Softmax attention of each row over the pool rows that its index list names.
 
     ``out = sum_s e^(l_s - m) v_s / (sum_s e^(l_s - m) + e^(sink - m))`` with
-    ``l_s = scale * q . k_s`` and K = V; ``lse = log(sum_s e^(l_s))`` without the sink.
+    ``l_s = scale * q . k_s`` and K = V; ``lse = log(sum_s e^(l_s))`` without the sink. ``l_s`` and
+    ``e^(l_s - m)`` are rounded to FP32, before their rounding points; the denominator sums the
+    latter as they are before ``p_nope`` and ``p_rope``. No result depends on the order of a
+    row's keys, on other rows, or on a pool row that it does not name.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def sparse_attn(
     pool : (N, K) FP32
         Rows as read from storage: [nope | rope].
     idx : (T, S) int64
-        Rows of the pool, -1: no key. The order of slots is the order of the sum.
+        Rows of the pool, -1: no key. A row named twice counts twice.
     sinks : (H,) FP32
     n_rope : int
         Rope dims, the last of K.
@@ -72,28 +72,72 @@ def sparse_attn(
         Zero for a row with no key.
     lse : (T, H) FP32
         -inf for a row with no key.
+
+    Raises
+    ------
+    ValueError
+        An index is under -1 or past the pool.
     """
+    low, high = (int(idx.min()), int(idx.max())) if idx.numel() else (-1, -1)
+    if low < -1 or high >= len(pool):
+        raise ValueError(f"sparse_attn: idx spans {low} to {high}, the pool has {len(pool)} rows")
     nope = slice(0, q.shape[-1] - n_rope)
     rope = slice(q.shape[-1] - n_rope, q.shape[-1])
-    queries = torch.cat((at.q_nope(q[..., nope]), at.q_rope(q[..., rope])), dim=-1).double()
-    values = pool.double()
-    keys = torch.cat((at.k_nope(pool[:, nope]), at.k_rope(pool[:, rope])), dim=-1).double()
-    same = torch.equal(keys, values)
+    queries = torch.cat((at.q_nope(q[..., nope]), at.q_rope(q[..., rope])), dim=-1)
+    keys = torch.cat((at.k_nope(pool[:, nope]), at.k_rope(pool[:, rope])), dim=-1)
+    cut_values = slices(pool, dim=-1)
+    cut_keys = cut_values if torch.equal(keys, pool) else slices(keys, dim=-1)
+    finite = bool(torch.isfinite(pool).all() and torch.isfinite(keys).all())
+    step = ROWS if finite else 1  # a NaN in a key must not reach a neighbour that does not name it
     outs, lses = [], []
-    for rows, chosen in zip(queries.split(ROWS), idx.split(ROWS), strict=True):
-        v = values[chosen.clamp(min=0)]  # [t, S, K]
-        k = v if same else keys[chosen.clamp(min=0)]
-        logits = (matmul(rows, k.transpose(1, 2), narrow=at.narrow) * scale).float().double()  # [t, H, S]
-        logits = logits.masked_fill((chosen < 0)[:, None, :], -torch.inf)
-        peak = logits.amax(-1, keepdim=True)
+    for rows, chosen in zip(queries.split(step), idx.split(step), strict=True):
+        named, count = _named_rows(chosen, len(pool))
+        logits = _logits(rows, _take(cut_keys, named)) * scale  # [t, H, U]
+        logits = logits.float().double().masked_fill((count == 0)[:, None, :], -torch.inf)
+        peak = (
+            logits.amax(-1, keepdim=True) if len(named) else logits.new_full((*rows.shape[:2], 1), -torch.inf)
+        )
         peak = peak.masked_fill(peak == -torch.inf, 0.0)
         p = (logits - peak).exp().float()
-        total = p.double().sum(-1, keepdim=True)
+        total = exact_sum(p.double() * count[:, None, :], dim=-1)[..., None]
         denominator = total + (sinks.double()[None, :, None] - peak).exp()
-        out_nope = matmul(at.p_nope(p), v[..., nope], narrow=at.narrow)
-        out_rope = matmul(at.p_rope(p), v[..., rope], narrow=at.narrow)
-        outs.append((torch.cat((out_nope, out_rope), dim=-1) / denominator).float())
+        weighted = _weighted_values(p, count, _take(cut_values, named), nope, at)
+        outs.append((weighted / denominator).float())
         lses.append((total.log() + peak).squeeze(-1).float())
     if not outs:
         return torch.empty_like(q), q.new_empty(q.shape[:2])
     return at.out(torch.cat(outs)), torch.cat(lses)
+
+
+def _named_rows(chosen: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Pool rows that any of these queries names, ascending (U,), and how often each does (t, U) FP32."""
+    count = torch.zeros(len(chosen), size + 1, device=chosen.device)
+    slots = torch.where(chosen < 0, size, chosen)
+    count.scatter_add_(1, slots, torch.ones_like(slots, dtype=torch.float32))
+    named = torch.nonzero(count[:, :size].any(0)).squeeze(-1)
+    return named, count[:, named]
+
+
+def _take(cut: Slices, rows: Tensor) -> Slices:
+    return Slices(cut.high[rows], cut.low[rows], cut.unit[rows])
+
+
+def _logits(rows: Tensor, keys: Slices) -> Tensor:
+    """Dots of every head with every key: (t, H, K), (U, K) -> (t, H, U) FP64."""
+    left = slices(rows.flatten(0, 1), dim=-1)
+    dots = product(left, Slices(keys.high.T, keys.low.T, keys.unit.T)) * left.unit * keys.unit.T
+    return dots.unflatten(0, rows.shape[:2])
+
+
+def _weighted_values(p: Tensor, count: Tensor, values: Slices, nope: slice, at: AttnRounding) -> Tensor:
+    """``sum_u p_u v_u`` by part: (t, H, U) -> (t, H, K) FP64. The unit of each value row joins p."""
+    heads = p.shape[:2]
+
+    def part(stored: Tensor, columns: slice) -> Tensor:
+        left = slices((stored.double() * count[:, None, :] * values.unit.T).flatten(0, 1), dim=-1)
+        right = Slices(values.high[:, columns], values.low[:, columns], values.unit)
+        return (product(left, right) * left.unit).unflatten(0, heads)
+
+    if at.p_nope is at.p_rope:
+        return part(at.p_nope(p), slice(None))
+    return torch.cat((part(at.p_nope(p), nope), part(at.p_rope(p), slice(nope.stop, None))), dim=-1)

@@ -1,0 +1,1 @@
+"""The stages that compute: checkpoint, references, variants, noise floor, A/B/A."""

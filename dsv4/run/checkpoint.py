@@ -1,0 +1,31 @@
+"""Check the checkpoint before anything runs on it, and record what it is."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from dsv4.config import checkpoint_sha256, load
+from dsv4.model.checkpoint import load as load_checkpoint
+from dsv4.model.config import ModelConfig
+from dsv4.run.console import main_guard
+from dsv4.run.setup import parse, write_json
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line: ``python -m dsv4.run.checkpoint --config C --results R``."""
+    options = parse(__doc__ or "", arguments)
+    config = load(options.config)
+    checkpoint = load_checkpoint(config.checkpoint)
+    write_json(
+        options.results / "checkpoint.json",
+        {
+            "folder": str(config.checkpoint),
+            "sha256": checkpoint_sha256(config.checkpoint),
+            "config": {name: getattr(checkpoint.config, name) for name in ModelConfig.__annotations__},
+            "formats": dict(checkpoint.formats),
+            "stored_as": Counter(checkpoint.formats.values()),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main_guard(main)

@@ -1,0 +1,163 @@
+"""Isolated mode: every stage of every layer gets the reference's inputs.
+
+What a stage writes is shown to the probe, then the reference's value takes its place for the
+next stage, choices (top-k, experts) included. So each difference belongs to the stage that
+shows it. Stored forms (``Tap.replay`` False) stay the variant's own, made from the reference's
+values: the reader of a cache must read what its own writer wrote.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dsv4.dump import DumpReader
+from dsv4.model.cache import Batch, Segment, SequenceCache
+from dsv4.model.config import LayerKind, ModelConfig
+from dsv4.model.transformer import Layer, Probe
+from dsv4.run.rows import Rows
+from dsv4.taps import BY_NAME, HISTORY, MODEL, PHASES
+
+HISTORY_TAPS: dict[LayerKind, tuple[str, ...]] = {
+    "window": ("kv",),
+    "hca": ("attn_in", "kv", "comp"),
+    "csa": ("attn_in", "kv", "comp", "index_k"),
+}
+HISTORY_STAGES = frozenset(("kv_store", "compress", "comp_store", "index_k", "index_k_store"))
+
+
+class Reference:
+    """The ``trained`` reference of one prompt, as tensors.
+
+    Parameters
+    ----------
+    dump : DumpReader
+        ``reference/<prompt>.h5``.
+    config : ModelConfig
+    """
+
+    def __init__(self, dump: DumpReader, config: ModelConfig) -> None:
+        self._dump, self._config = dump, config
+        self.tokens = torch.tensor(dump.attrs["tokens"], dtype=torch.int64)
+        prefill, decode = (dump.rows("compounded", phase) for phase in PHASES)
+        self.rows = Rows(prompt=len(self.tokens) - len(decode), prefill=prefill, decode=decode)
+
+    def judged(self, layer: Layer, name: str) -> Tensor:
+        """A row tap at the judged rows, prefill then decode."""
+        return torch.cat([_tensor(self._dump, "compounded", phase, layer, name) for phase in PHASES])
+
+    def every_row(self, layer: int, name: str) -> Tensor:
+        """A tap of :data:`HISTORY_TAPS` at every row or entry of the sequence."""
+        present = [phase for phase in PHASES if self._dump.has(HISTORY, phase, layer, name)]
+        if not present:  # no window of this layer has closed
+            return torch.empty(0, self._config.index_head_dim if name == "index_k" else self._config.head_dim)
+        return torch.cat([_tensor(self._dump, HISTORY, phase, layer, name) for phase in present])
+
+
+def _tensor(dump: DumpReader, mode: str, phase: str, layer: Layer, name: str) -> Tensor:
+    value = torch.from_numpy(dump.get(mode, phase, layer, name))
+    return value.long() if BY_NAME[name].kind == "ids" else value
+
+
+class Stages(Protocol):
+    """Stages of one layer, or of the head: the model's, or the noise floor's own."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Stages, in order."""
+        ...
+
+    def run(self, stage: str, env: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
+        """Tensors that ``stage`` writes, given the named tensors it reads."""
+        ...
+
+
+class Model(Protocol):
+    """What isolated mode drives: :class:`dsv4.model.transformer.Transformer`, or the noise floor's own."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Sizes."""
+        ...
+
+    @property
+    def stages(self) -> Sequence[Stages]:
+        """One per layer."""
+        ...
+
+    @property
+    def head(self) -> Stages:
+        """What follows the last layer."""
+        ...
+
+    def new_cache(self, window_capacity: int | None = None) -> SequenceCache:
+        """Empty cache of one sequence."""
+        ...
+
+
+def run_isolated(
+    model: Model,
+    reference: Reference,
+    streams: Tensor,
+    probe: Callable[[Tensor], Probe],
+    stages: frozenset[str] | None = None,
+) -> None:
+    """Run every stage on the reference's inputs and show ``probe`` what each writes.
+
+    Parameters
+    ----------
+    model : Model
+    reference : Reference
+    streams : (rows, N, D) FP32
+        Streams that enter layer 0 at the judged rows.
+    probe : callable
+        Positions of the rows at hand -> probe for what is written there (``Trace.at``).
+    stages : names of the stages to run, with those that they read stored forms from; None: all.
+    """
+    total, rows = reference.rows.total, torch.from_numpy(reference.rows.all)
+    cache = model.new_cache(window_capacity=total)
+    every = Batch(torch.arange(total), reference.tokens, (Segment(cache, slice(0, total), 0),))
+    pools = every.segments[0].pools
+    judged = Batch(rows, reference.tokens[rows], (Segment(cache, slice(0, len(rows)), 0, pools),))
+    for layer, layer_stages in enumerate(model.stages):
+        history: dict[str, Any] = {
+            name: reference.every_row(layer, name) for name in HISTORY_TAPS[model.config.kind(layer)]
+        }
+        known = dict(history)
+        env = {"streams": streams if layer == 0 else reference.judged(layer - 1, "streams")}
+        for stage in layer_stages.names:
+            if stages is not None and stage not in stages:
+                _replay(reference, layer, stage, env)
+            elif stage in HISTORY_STAGES:
+                _run(layer_stages, layer, stage, history, every, probe(every.positions), lambda _, name, known=known: known[name])
+            else:
+                _run(layer_stages, layer, stage, env, judged, probe(judged.positions), reference.judged)
+    env = {"streams": reference.judged(model.config.num_hidden_layers - 1, "streams")}
+    for stage in model.head.names:
+        if stages is None or stage in stages:
+            _run(model.head, MODEL, stage, env, judged, probe(judged.positions), reference.judged)
+        else:
+            _replay(reference, MODEL, stage, env)
+
+
+def _run(
+    stages: Stages,
+    layer: Layer,
+    stage: str,
+    env: dict[str, Any],
+    batch: Batch,
+    probe: Probe,
+    truth: Callable[[Layer, str], Tensor],
+) -> None:
+    """Run one stage, show what it writes, then put the reference's values in their place."""
+    for name, value in stages.run(stage, env, batch).items():
+        seen = probe(layer, name, value)
+        env[name] = truth(layer, name) if name in BY_NAME and BY_NAME[name].replay else seen
+
+
+def _replay(reference: Reference, layer: Layer, stage: str, env: dict[str, Any]) -> None:
+    """Skip a stage: the reference's values stand for what it would write."""
+    for tap in BY_NAME.values():
+        if tap.stage == stage and tap.replay and tap.axis == "row":
+            env[tap.name] = reference.judged(layer, tap.name)

@@ -1,0 +1,122 @@
+"""What every computing stage starts from: configuration, checkpoint, prompts, identity of a run."""
+
+import argparse
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsv4.config import Config, checkpoint_sha256, load
+from dsv4.model.checkpoint import Checkpoint
+from dsv4.model.checkpoint import load as load_checkpoint
+from dsv4.model.numerics import Numerics
+from dsv4.model.transformer import Transformer
+from dsv4.plan import Plan, flatten
+from dsv4.prompts import Prompt, encode_all, load_prompts, token_sha256
+
+PACKAGES = ("torch", "triton", "numpy", "h5py", "snakemake")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One stage's inputs, loaded and checked.
+
+    Attributes
+    ----------
+    config : the audit's configuration.
+    results : ``results/<run>``.
+    checkpoint : the loaded model.
+    tokens : prompt id -> token ids.
+    prompts : prompt id -> prompt.
+    """
+
+    config: Config
+    results: Path
+    checkpoint: Checkpoint
+    tokens: dict[str, list[int]]
+    prompts: dict[str, Prompt]
+
+    def model(self, numerics: Numerics) -> Transformer:
+        """Return the checkpoint's model under some numerics."""
+        weights = self.checkpoint.weights
+        return Transformer(self.checkpoint.config, weights, numerics, page_size=self.config.page_size)
+
+    def identity(self, prompt: str) -> dict[str, Any]:
+        """Attributes by which a dump is known to belong to this run and prompt."""
+        return {"checkpoint": checkpoint_sha256(self.config.checkpoint), "prompt": token_sha256(self.tokens[prompt])}
+
+    def attrs(self, prompt: str, kind: str, variant: str, plan: Plan | None) -> dict[str, Any]:
+        """All attributes of a dump."""
+        commit, dirty = git_state()
+        return self.identity(prompt) | {
+            "kind": kind,
+            "variant": variant,
+            "plan": flatten(plan) if plan else {},
+            "prompt_id": prompt,
+            "compress_ratios": list(self.checkpoint.config.compress_ratios),
+            "n_rope": self.checkpoint.config.qk_rope_head_dim,
+            "commit": commit,
+            "dirty": dirty,
+            "device": f"cpu ({platform.processor() or platform.machine()})",
+            "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "seed": self.config.seed,
+            "label": "emulated on cpu",
+        }
+
+
+def git_state() -> tuple[str, bool]:
+    """Commit of the working tree and whether it has uncommitted changes; ``unknown`` outside git."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit, bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown", False
+
+
+def _git(*arguments: str) -> str:
+    root = Path(__file__).parent
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def parse(description: str, arguments: Sequence[str] | None, *, variant: bool = False) -> argparse.Namespace:
+    """Parse the options that the stages share."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--config", type=Path, required=True, help="the audit's config.yaml")
+    parser.add_argument("--results", type=Path, required=True, help="results/<run>")
+    if variant:
+        parser.add_argument("--variant", required=True, help="a rung of the ladder")
+    return parser.parse_args(arguments)
+
+
+def prepare(config_path: Path, results: Path) -> Setup:
+    """Load and check everything a computing stage needs.
+
+    Raises
+    ------
+    ConfigError, CheckpointError
+        What is wrong, where, and what to do.
+    """
+    torch.set_grad_enabled(False)
+    torch.set_flush_denormal(False)
+    config = load(config_path)
+    return Setup(
+        config=config,
+        results=results,
+        checkpoint=load_checkpoint(config.checkpoint),
+        tokens=encode_all(config),
+        prompts={prompt.id: prompt for prompt in load_prompts(config.prompts)},
+    )
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{platform.node()}.tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.replace(path)
