@@ -87,7 +87,15 @@ class Slices(NamedTuple):
 
 
 def slices(x: Tensor, dim: int) -> Slices:
-    """Cut ``x`` into two slices of 19 bits below its largest magnitude along ``dim``."""
+    """Cut ``x`` into two slices of 19 bits below its largest magnitude along ``dim``.
+
+    Raises
+    ------
+    ValueError
+        The axis is longer than 32768.
+    """
+    if x.shape[dim] > MAX_K:
+        raise ValueError(f"slices: length {x.shape[dim]} is over {MAX_K}, where slice sums stop being exact")
     x = x.double()
     if x.shape[dim] == 0:
         return Slices(x, x, torch.ones_like(x.sum(dim, keepdim=True)))
@@ -102,7 +110,8 @@ def product(a: Slices, b: Slices) -> Tensor:
 
     A unit along the summed axis of ``b`` may be folded into ``a`` before it is cut.
     """
-    return a.high @ b.high + (a.high @ b.low + a.low @ b.high) * 2.0**-SLICE_BITS
+    total = a.high @ b.high + (a.high @ b.low + a.low @ b.high) * 2.0**-SLICE_BITS
+    return total.add_(0.0)  # BLAS gives -0 or 0 by its shape; -0 + 0 is 0
 
 
 def _unit(x: Tensor, dim: int, bits: int) -> Tensor:

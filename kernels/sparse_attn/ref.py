@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.matmul.ref import Slices, exact_sum, product, slices
+from kernels.matmul.ref import MAX_K, Slices, exact_sum, product, slices
 from kernels.rounding import Round, exact
 
 ROWS = 64  # query rows at once: neighbours share most of their keys
@@ -88,7 +88,8 @@ def sparse_attn(
     cut_values = slices(pool, dim=-1)
     cut_keys = cut_values if torch.equal(keys, pool) else slices(keys, dim=-1)
     finite = bool(torch.isfinite(pool).all() and torch.isfinite(keys).all())
-    step = ROWS if finite else 1  # a NaN in a key must not reach a neighbour that does not name it
+    # a NaN in a key must not reach a neighbour that does not name it; sums are exact up to MAX_K keys
+    step = max(min(ROWS, MAX_K // max(idx.shape[1], 1)), 1) if finite else 1
     outs, lses = [], []
     for rows, chosen in zip(queries.split(step), idx.split(step), strict=True):
         named, count = _named_rows(chosen, len(pool))
