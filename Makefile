@@ -6,6 +6,7 @@
 PYTHON ?= python3
 TORCH ?= cpu
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
 
 ifeq ($(TORCH),system)
@@ -20,17 +21,19 @@ endif
 setup: .venv/.audit .venv/.dev
 
 .venv/.audit: pyproject.toml constraints-cpu.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_FLAGS) .venv
+	@echo "set up .venv, once: torch ($(TORCH)) and what the audit needs, a minute or two"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_FLAGS) .venv
 ifeq ($(TORCH),system)
-	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)"
+	@$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)"
 else
-	$(BIN)/python -m pip install --disable-pip-version-check -q torch==2.13.0
+	@$(PIP) torch==2.13.0
 endif
-	$(BIN)/python -m pip install --disable-pip-version-check -q $(CONSTRAINTS) -e .
+	@$(PIP) $(CONSTRAINTS) -e .
 	@touch $@
 
 .venv/.dev: .venv/.audit
-	$(BIN)/python -m pip install --disable-pip-version-check -q $(CONSTRAINTS) -e ".[dev]"
+	@echo "set up .venv, once: what the tests need, a minute"
+	@$(PIP) $(CONSTRAINTS) -e ".[dev]"
 	@touch $@
 
 # make's own exit status is 2 whenever a command's is not 0; "Error 1" here means that a rung failed.
@@ -39,13 +42,13 @@ audit: .venv/.audit
 	@$(BIN)/snakemake all
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
 	rm -rf .venv .snakemake results reports
