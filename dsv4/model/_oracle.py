@@ -75,9 +75,8 @@ def oracle_config(config: ModelConfig) -> DeepseekV4Config:
             "main": {"rope_type": "default", "rope_theta": config.rope_theta} | share,
             "compress": yarn | share,
         },
-        attn_implementation="eager",
-        experts_implementation="eager",
         use_cache=False,
+        **{"attn_implementation": "eager", "experts_implementation": "eager"},
     )
 
 
@@ -110,7 +109,9 @@ class Oracle:
             hooks += _watch(run.taps, layer, block)
             _choose_as(block, layer, run, ours)
         norm = self.model.model.norm
-        hooks.append(norm.register_forward_hook(lambda m, args, out: run.taps.update({(MODEL, "hidden"): out[0]})))
+        hooks.append(
+            norm.register_forward_hook(lambda m, args, out: run.taps.update({(MODEL, "hidden"): out[0]}))
+        )
         attention = partial(_attend, run.taps, modeling.eager_attention_forward)
         try:
             with patch.object(modeling, "eager_attention_forward", attention):
@@ -121,7 +122,7 @@ class Oracle:
         return run
 
 
-def _watch(taps: Taps, layer: int, block: nn.Module) -> list[Any]:
+def _watch(taps: Taps, layer: int, block: Any) -> list[Any]:
     """Record what modules of a layer return or read, under our names."""
 
     def keep(name: str, value: Tensor) -> None:
@@ -131,19 +132,22 @@ def _watch(taps: Taps, layer: int, block: nn.Module) -> list[Any]:
         return lambda module, args, out: keep(name, out)
 
     def mhc(site: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
+        def hook(module: Any, args: Any, out: Any) -> None:
             keep(f"{site}_post", out[0])
             keep(f"{site}_comb", out[1])
 
         return hook
 
-    def gate(module: nn.Module, args: Any, out: Any) -> None:
+    def gate(module: Any, args: Any, out: Any) -> None:
         logits, weights, ids = out
         order = ids.argsort(-1)
         taps[layer, "router_scores"] = module.score_fn(logits)
-        taps[layer, "expert_ids"], taps[layer, "expert_weights"] = ids.gather(1, order), weights.gather(1, order)
+        taps[layer, "expert_ids"], taps[layer, "expert_weights"] = (
+            ids.gather(1, order),
+            weights.gather(1, order),
+        )
 
-    def scorer(module: nn.Module, args: Any, out: Tensor) -> None:
+    def scorer(module: Any, args: Any, out: Tensor) -> None:
         keep("index_q", args[0])
         keep("index_k", args[1])
         keep("index_w", module.weights_proj(args[2]) * module.weights_scaling * module.softmax_scale)
@@ -175,7 +179,9 @@ def _watch(taps: Taps, layer: int, block: nn.Module) -> list[Any]:
     ]
 
 
-def _attend(taps: Taps, attend: Any, module: nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _attend(
+    taps: Taps, attend: Any, module: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """Transformers' own attention, its operands recorded: q, window keys, compressed rows, lse."""
     layer, rows = module.layer_idx, query.shape[2]
     taps[layer, "q"] = query[0].transpose(0, 1)
@@ -188,13 +194,13 @@ def _attend(taps: Taps, attend: Any, module: nn.Module, query: Tensor, key: Tens
     return attend(module, query, key, *args, **kwargs)
 
 
-def _choose_as(block: nn.Module, layer: int, run: OracleRun, ours: Taps | None) -> None:
+def _choose_as(block: Any, layer: int, run: OracleRun, ours: Taps | None) -> None:
     """Replace a layer's choices by ours, keeping what the oracle would have chosen."""
     gate = block.mlp.gate
     if isinstance(gate, modeling.DeepseekV4TopKRouter):
 
-        def route(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            logits, weights, own = type(gate).forward(gate, hidden)
+        def route(hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            logits, weights, own = type(gate).forward(gate, hidden_states)
             scores = gate.score_fn(logits)
             run.router[layer] = scores + gate.e_score_correction_bias, own
             if ours is None:

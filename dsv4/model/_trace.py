@@ -81,6 +81,7 @@ def cache_bytes(cache: SequenceCache) -> dict[Key, Tensor]:
     held: dict[Key, Tensor] = {}
     for index, layer in enumerate(cache.layers):
         slots = layer.window.slots
+        assert slots is not None
         held[index, "window"] = raw_rows(layer.window, range(max(cache.length - slots, 0), cache.length))
         for name, store in (("compressor", layer.entries), ("indexer", layer.index)):
             if store is not None:
