@@ -17,6 +17,7 @@ PACKAGES = ("dsv4", "kernels")
 # with one of these values, and not the references. A file that is not listed concerns every variant.
 ONLY_WHERE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "kernels/formats/aligned_record.py": {"kv_record": ("aligned",)},
+    "kernels/formats/fp8_scaled.py": {"index_score": ("einsum_fp32", "fp8")},
 }
 
 

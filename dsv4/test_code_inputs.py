@@ -1,13 +1,19 @@
 """The files that a stage runs, read from the sources."""
 
+import importlib
+import inspect
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from dsv4 import code_inputs
 from dsv4.code_inputs import ONLY_WHERE, ROOT, closure, variant_code
-from dsv4.plan import choices
+from dsv4.model import numerics
+from dsv4.model.random_model import random_weights, small_config
+from dsv4.model.transformer import Transformer
+from dsv4.plan import choices, unflatten
 
 
 @pytest.fixture
@@ -70,6 +76,45 @@ def test_files_of_other_plans_are_left_out(monkeypatch, tree):
     assert "kernels/op/ref.py" in variant_code("dsv4.a", {"q_format": "fp8"})
     for plan in ({}, {"q_format": "bf16"}):
         assert set(closure("dsv4.a")) - set(variant_code("dsv4.a", plan)) == {"kernels/op/ref.py"}
+
+
+@pytest.fixture(scope="module")
+def small_model():
+    config = small_config()
+    return config, random_weights(config, 0), torch.arange(40) % config.vocab_size
+
+
+def poison(monkeypatch, file):
+    """Let every function of a file fail."""
+    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+
+    def fail(*_args, **_kwargs):
+        raise RuntimeError(f"{file} was run")
+
+    for name, value in list(vars(module).items()):
+        if inspect.isfunction(value) and value.__module__ == module.__name__:
+            monkeypatch.setattr(module, name, fail)
+
+
+@pytest.mark.parametrize("file", ONLY_WHERE)
+def test_a_file_of_some_plans_runs_in_these_and_in_no_other(monkeypatch, small_model, file):
+    config, weights, tokens = small_model
+    ((field, values),) = ONLY_WHERE[file].items()
+    poison(monkeypatch, file)
+
+    def runs(rounding):
+        model = Transformer(config, weights, rounding)
+        try:
+            model.forward([model.new_cache()], [tokens])
+        except RuntimeError as error:
+            return str(error) == f"{file} was run"
+        return False
+
+    assert not runs(numerics.plain(config))
+    assert not runs(numerics.trained(config))
+    for value in choices()[field]:
+        plan = unflatten({field: value})
+        assert runs(numerics.of_plan(plan, config)) == (value in values), value
 
 
 def test_the_table_names_real_files_fields_and_values():

@@ -21,7 +21,6 @@ rule floor:
         plan=plan,
         seed=CONFIG.seed,
         draws=CONFIG.floor_draws,
-        page_size=CONFIG.page_size,
     shell:
         'python -m dsv4.run.floor --config "$config" --results "$results" --variant {wildcards.variant}'
         " 2>&1 | tee {log}"
