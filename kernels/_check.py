@@ -40,7 +40,7 @@ def to_nvfp4(x: np.ndarray, gsa: np.ndarray | None = None) -> tuple[np.ndarray, 
     """E2M1 value x E4M3 scale (T, K) and gsa (T, 1) of finite FP32 rows, by ml_dtypes."""
     if gsa is None:
         gsa = np.abs(x).max(-1, keepdims=True) / np.float32(2688)
-    groups = x.reshape(len(x), -1, 16)
+    groups = x.reshape(len(x), x.shape[1] // 16, 16)
     with np.errstate(invalid="ignore", divide="ignore"):
         ideal = np.abs(groups).max(-1) / np.float32(6) / gsa
         scale = _oracle.e4m3_decode(_oracle.e4m3_encode(np.where(gsa == 0, np.float32(0), ideal)))
