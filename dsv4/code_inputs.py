@@ -21,8 +21,13 @@ ONLY_WHERE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def closure(module: str) -> tuple[str, ...]:
+def closure(module: str, apart: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Files that ``python -m module`` can run, relative to the repository, sorted.
+
+    Parameters
+    ----------
+    module : a stage.
+    apart : modules that are not followed: what the stage takes from them is a param of its rule.
 
     Raises
     ------
@@ -31,8 +36,8 @@ def closure(module: str) -> tuple[str, ...]:
     """
     if _module_file(module) is None:
         raise ModuleNotFoundError(f"{module}: no such module below {ROOT}")
-    names, files = [module], set[str]()
-    seen = set(names)
+    names, files = _run_as_main(module), set[str]()
+    seen = {*names, *apart}
     while names:
         found = _needs(names.pop())
         files.update(found.files)
@@ -76,16 +81,18 @@ def _needs(module: str) -> _Needs:
         parent = parent.rpartition(".")[0]
         modules.add(parent)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    if path.name == "__init__.py" and _module_file(f"{module}.__main__") is not None:
-        modules.add(f"{module}.__main__")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules.update(_imported(node, package))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if _module_file(node.value) is not None:
-                modules.add(node.value)
+            modules.update(_run_as_main(node.value))
             files.update(_data(path.parent, node.value))
     return _Needs({name for name in modules if _module_file(name) is not None}, files)
+
+
+def _run_as_main(module: str) -> list[str]:
+    """What ``python -m module`` starts with: the module, and a package's ``__main__``."""
+    return [name for name in (module, f"{module}.__main__") if _module_file(name) is not None]
 
 
 def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from dsv4.plan import choices, unflatten
 def tree(tmp_path, monkeypatch):
     files = {
         "dsv4/__init__.py": "",
+        "dsv4/__main__.py": "import dsv4.other",
         "dsv4/a.py": "from dsv4 import b\nimport kernels.op.ref as r\nimport os",
         "dsv4/b.py": "def f():\n    from .deep.c import x",
         "dsv4/deep/__init__.py": "from ..d import y",
@@ -45,7 +46,8 @@ def tree(tmp_path, monkeypatch):
 
 
 def test_imports_strings_and_data_files_are_followed(tree):
-    assert set(closure("dsv4.a")) == tree - {"dsv4/other.py", "kernels/op/kernel.py"}
+    assert set(closure("dsv4.a")) == tree - {"dsv4/__main__.py", "dsv4/other.py", "kernels/op/kernel.py"}
+    assert closure("dsv4") == ("dsv4/__init__.py", "dsv4/__main__.py", "dsv4/other.py")
     assert set(closure("dsv4.deep.c")) == {
         "dsv4/__init__.py",
         "dsv4/d.py",

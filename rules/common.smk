@@ -9,6 +9,7 @@ from snakemake.exceptions import WorkflowError
 from dsv4 import config as configuration
 from dsv4 import preflight
 from dsv4.code_inputs import closure, variant_code
+from dsv4.judge.limits import LimitError, accumulation, tightened
 from dsv4.plan import flatten
 
 try:
@@ -17,10 +18,11 @@ try:
     CONFIG = configuration.load(([*workflow.configfiles] or ["config.yaml"])[-1])
     VARIANTS = [variant.id for variant in CONFIG.ladder]
     PROMPTS = list(preflight.check(CONFIG))
+    tightened(CONFIG.tighten)
     RUN = configuration.run_id(CONFIG)
     RESULTS = f"results/{RUN}"
     MODEL_FILES = [str(path) for path in configuration.checkpoint_files(CONFIG.checkpoint)]
-except configuration.ConfigError as error:
+except (configuration.ConfigError, LimitError) as error:
     raise WorkflowError(str(error))
 
 # Stages run under Snakemake's own interpreter, also when its environment is not activated. What all of them take

@@ -16,6 +16,7 @@ from dsv4.prompts import load_prompts
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ["Snakefile", "config.yaml", "profiles", "data/prompts.yaml"]
 COPIED += [f"rules/{path.name}" for path in (ROOT / "rules").glob("*.*") if path.suffix in (".smk", ".yaml")]
+COPIED += ["dsv4/judge/limits.json"]
 COPIED += [f"data/nano/{name}.json" for name in ("config", "tokenizer", "tokenizer_config")]
 COPIED += [
     f"dsv4/{name}.py"
@@ -27,6 +28,8 @@ COPIED += [
         "plan",
         "prompts",
         "preflight",
+        "taps",
+        "judge/limits",
         "salvage",
         "code_inputs",
     )
@@ -36,6 +39,7 @@ STAGES += ["judge.measure", "judge.gate", "judge.collect", "judge.enforce", "rep
 IMPORTS = {
     "run.reference": ["kernels.op.ref"],
     "run.variant": ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)],
+    "judge.measure": ["dsv4.judge.limits"],
     "judge.gate": ["dsv4.judge.limits"],
 }
 
@@ -50,7 +54,7 @@ class Workflow:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
             copy(ROOT / name, folder / name)
         (folder / "data/nano/model.safetensors").write_bytes(b"weights")
-        for name in [*ONLY_WHERE, "kernels/op/ref.py", "dsv4/judge/limits.py"]:
+        for name in [*ONLY_WHERE, "kernels/op/ref.py"]:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("VALUE = 1\n")
         stub = (ROOT / "rules/stage_stub.py").read_text()

@@ -8,8 +8,11 @@ import time
 
 import pytest
 
+from dsv4.judge.limits import limits
 from rules.stubs import Workflow
 
+BOUND = next(limit for limit in limits() if limit.direction == "max")
+LIMIT = ("return not (value <= self.value", "return not (value <= 0.5 * self.value")
 ALL = {"collect": 1, "report": 1, "enforce": 1, "all": 1}
 
 
@@ -65,12 +68,16 @@ class TestAfterAWholeRun:
 
     # A dry run stops at the first gate: what stands above it is planned when it is judged.
     def test_an_edited_limit_reruns_gates_and_report(self, done, edit):
-        edit("dsv4/judge/limits.py", "1", "2")
+        edit("dsv4/judge/limits.py", *LIMIT)
         assert done.planned("all") == ALL | {"gate": 1}
 
     def test_a_tightened_limit_reruns_gates_and_report(self, done, edit):
-        edit("config.yaml", "tighten: {}", "tighten: {cos_min: 0.9999}")
+        edit("config.yaml", "tighten: {}", f"tighten: {{{BOUND.name}: {BOUND.value / 2}}}")
         assert done.planned("all") == ALL | {"gate": 1}
+
+    def test_an_edited_accumulation_error_measures_anew(self, done, edit):
+        edit("dsv4/judge/limits.json", '"fp32_sum": ', '"fp32_sum": 1')
+        assert done.planned("all") == ALL | {"measure": 1, "gate": 1}
 
     def test_an_edited_op_reruns_references_and_all_variants(self, done, edit):
         edit("kernels/op/ref.py", "1", "2")
@@ -123,7 +130,7 @@ def test_a_failed_rung_blocks_what_stands_on_it_and_keeps_its_report(workflow):
     leaf = workflow.run("P4_scalar_gsa")  # a leaf is reported, not enforced
     assert leaf.returncode == 0
     workflow.script()
-    workflow.edit("dsv4/judge/limits.py", "1", "2")
+    workflow.edit("dsv4/judge/limits.py", *LIMIT)
     assert workflow.run("P5").returncode == 0
     ran = workflow.ran()
     assert (ran["gate"], ran["variant"]) == ({"B0_unfused", "P4", "P5"}, {"P5"})
@@ -213,11 +220,19 @@ def test_bad_arguments_are_refused(workflow, arguments, message):
     assert workflow.ran() == {}
 
 
-def test_a_bad_configuration_is_refused_before_any_job(workflow):
-    workflow.edit("config.yaml", "set: {q_format: fp8}", "set: {q_format: fp8, rope_format: fp8}")
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("set: {q_format: fp8}", "set: {q_format: fp8, rope_format: fp8}", "config.yaml: ladder.B1 changes"),
+        ("tighten: {}", "tighten: {cosine: 1}", "config.yaml: tighten: no limit 'cosine'; limits: "),
+        ("tighten: {}", f"tighten: {{{BOUND.name}: {BOUND.value * 2}}}", "is looser than at most"),
+    ],
+)
+def test_a_bad_configuration_is_refused_before_any_job(workflow, before, after, message):
+    workflow.edit("config.yaml", before, after)
     result = workflow.run("all")
     assert result.returncode == 1
-    assert "config.yaml: ladder.B1 changes" in result.text
+    assert message in result.text
     assert workflow.ran() == {}
 
 
