@@ -1,5 +1,6 @@
 """Linear layers: stored weights, quantised activations, the product; see :func:`linear`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -68,7 +69,17 @@ class Activation:
         """(..., K) FP32, what the codes stand for."""
         return self.values if self.row_scale is None else self.values * self.row_scale
 
-    def __getitem__(self, rows: Tensor) -> "Activation":
+    @staticmethod
+    def cat(parts: "Sequence[Activation]") -> "Activation":
+        """Rows of several activations of one format, one after the other."""
+        scales = [part.row_scale for part in parts if part.row_scale is not None]
+        return Activation(
+            values=torch.cat([part.values for part in parts]),
+            row_scale=torch.cat(scales) if scales else None,
+            narrow=all(part.narrow for part in parts),
+        )
+
+    def __getitem__(self, rows: Tensor | slice) -> "Activation":
         """Chosen rows."""
         scale = None if self.row_scale is None else self.row_scale[rows]
         return Activation(values=self.values[rows], row_scale=scale, narrow=self.narrow)
@@ -158,6 +169,6 @@ def _product(values: Tensor, x: Activation, weight: Weight) -> Tensor:
 
 
 def plain_weight(matrix: Tensor, weight_format: WeightFormat) -> Weight:
-    """Wrap a dequantised ``[..., N, K]`` matrix of the checkpoint."""
+    """Wrap a dequantised matrix of the checkpoint: (..., N, K) floating -> Weight (..., K, N), scale 1."""
     scale = torch.ones(matrix.shape[:-2], dtype=torch.float64, device=matrix.device)
     return Weight(values=matrix.double().transpose(-1, -2).contiguous(), scale=scale, format=weight_format)

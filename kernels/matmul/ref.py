@@ -89,6 +89,16 @@ class Slices(NamedTuple):
 def slices(x: Tensor, dim: int) -> Slices:
     """Cut ``x`` into two slices of 19 bits below its largest magnitude along ``dim``.
 
+    Parameters
+    ----------
+    x : (..., M, K) FP32, or FP64 within FP32's range
+    dim : int
+        The axis that a product will sum over: -1 of a left operand, -2 of a right one.
+
+    Returns
+    -------
+    Slices of (..., M, K) integers, unit (..., M, 1) or (..., 1, K), FP64
+
     Raises
     ------
     ValueError
@@ -108,7 +118,15 @@ def slices(x: Tensor, dim: int) -> Slices:
 def product(a: Slices, b: Slices) -> Tensor:
     """``a @ b`` of the integers alone, exact in any order; the caller applies the units.
 
-    A unit along the summed axis of ``b`` may be folded into ``a`` before it is cut.
+    Parameters
+    ----------
+    a : Slices, (..., M, K) along -1
+    b : Slices, (..., K, N) along -2
+        Or along -1, if its units were folded into ``a`` before that was cut.
+
+    Returns
+    -------
+    (..., M, N) FP64, never -0
     """
     total = a.high @ b.high + (a.high @ b.low + a.low @ b.high) * 2.0**-SLICE_BITS
     return total.add_(0.0)  # BLAS gives -0 or 0 by its shape; -0 + 0 is 0
