@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as modeling
 
@@ -56,6 +56,7 @@ def oracle_config(config: ModelConfig) -> DeepseekV4Config:
     assert len(wide) <= 1, f"transformers has one HCA ratio a model, this one has {sorted(wide)}"
     layers = range(config.num_hidden_layers)
     share = {"partial_rotary_factor": config.qk_rope_head_dim / config.head_dim}
+    eager: Any = {"attn_implementation": "eager", "experts_implementation": "eager"}
     yarn = {
         "rope_type": "yarn",
         "rope_theta": config.compress_rope_theta,
@@ -76,7 +77,7 @@ def oracle_config(config: ModelConfig) -> DeepseekV4Config:
             "compress": yarn | share,
         },
         use_cache=False,
-        **{"attn_implementation": "eager", "experts_implementation": "eager"},
+        **eager,
     )
 
 

@@ -108,24 +108,21 @@ def bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.int32) if x.dtype == torch.float32 else x
 
 
-def differing(one: Trace, other: Trace, rows: int | None = None) -> list[str]:
-    """Taps and stored bytes that are not bitwise the same, in the order they were written.
+def differing(one: Trace, other: Trace) -> list[str]:
+    """Taps and stored bytes of ``one`` that are not bitwise ``other``'s, in the order they were written.
 
-    With ``rows``, only positions below it, and the entries that these close, are compared.
+    ``one`` may be shorter: then it is compared with the start of ``other``, without the caches.
     """
-    names = []
     assert one.taps.keys() == other.taps.keys()
+    names = []
     for key, value in one.taps.items():
-        pair = [value, other.taps[key]]
-        if rows is not None:
-            count = min(len(value), len(pair[1])) if BY_NAME[key[1]].axis == "entry" else rows
-            pair = [x[:count] for x in pair]
+        pair = [value, other.taps[key][: len(value)]]
         if key[1] == "index_scores":
             width = max(x.shape[1] for x in pair)
             pair = [pad(x, (0, width - x.shape[1]), value=-torch.inf) for x in pair]
         if not torch.equal(bits(pair[0]), bits(pair[1])):
             names.append(f"{key[0]}.{key[1]}")
-    if rows is None:
+    if len(one.taps[MODEL, "logits"]) == len(other.taps[MODEL, "logits"]):
         for key, value in one.stored.items():
             if not torch.equal(bits(value), bits(other.stored[key])):
                 names.append(f"cache {key[0]}.{key[1]}")
