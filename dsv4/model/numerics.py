@@ -202,15 +202,16 @@ def _attention(plan: Plan) -> AttnRounding:
 
 
 def _fp8_row(x: Tensor) -> Tensor:
-    """E4M3 with one power-of-two scale for the whole last axis (a head's nope or rope part)."""
-    return fp8_block.round(x, x.shape[-1])
+    """E4M3 of a BF16 value, one power-of-two scale for the whole last axis (a head's nope or rope part)."""
+    return fp8_block.round(bf16.round(x), x.shape[-1])
 
 
 def _fp8_two_terms(x: Tensor) -> Tensor:
-    """Value and residual, both E4M3 under the value's scale: q8 + e4m3(q/s - q8), times s."""
+    """Value and residual of a BF16 value, both E4M3 under the value's scale: (q8 + e4m3(q/s - q8)) s."""
+    x = bf16.round(x)
     codes, scale = fp8_block.quantise(x, x.shape[-1])
     value = e4m3.decode(codes)
-    residual = e4m3.decode(e4m3.encode(x.float() / scale - value))
+    residual = e4m3.decode(e4m3.encode(x / scale - value))
     return (value + residual) * scale
 
 

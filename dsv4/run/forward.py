@@ -1,50 +1,84 @@
-"""A compounded run: prefill of a prompt, then teacher-forced decode steps, seen by a probe."""
+"""A compounded run of several prompts: prefill one by one, then decode all of them as one batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsv4.model.cache import SequenceCache
-from dsv4.model.transformer import Probe, Transformer, greedy
+from dsv4.model.memory import Closed
+from dsv4.model.transformer import Layer, Probe, Transformer, greedy
+from dsv4.taps import BY_NAME
 
 Seen = Callable[[Tensor], Probe]
+CLOSED_BY = {"comp": "comp_closed", "comp_store": "comp_closed", "comp_bytes": "comp_closed"}
 
 
-def run_compounded(model: Transformer, tokens: Tensor, prompt: int, seen: Seen) -> SequenceCache:
-    """Run ``tokens`` freely: the first ``prompt`` of them at once, the rest one by one.
+def run_free(
+    model: Transformer,
+    prompts: Sequence[Tensor],
+    steps: int,
+    seen: Sequence[Seen],
+    forced: Sequence[Tensor] | None = None,
+) -> tuple[list[Tensor], list[SequenceCache]]:
+    """Run every prompt, then ``steps`` tokens more: the model's own greedy choice, or ``forced``.
+
+    A sequence's values do not depend on the batch it decodes in, so that one batch serves all.
 
     Parameters
     ----------
     model : Transformer
-    tokens : (T,) int64
-    prompt : int
-    seen : callable
-        Positions of the rows at hand -> probe for them.
+    prompts : token ids (T_i,) int64
+    steps : int
+        Decode steps.
+    seen : per prompt, positions of the rows at hand -> probe for them.
+    forced : per prompt, the (steps,) tokens to feed.
 
     Returns
     -------
-    SequenceCache
+    tokens : (T_i + steps,) int64 a prompt
+    caches : one a prompt
     """
-    cache = model.new_cache()
-    model.forward([cache], [tokens[:prompt]], seen(torch.arange(prompt)))
-    for position in range(prompt, len(tokens)):
-        model.forward([cache], [tokens[position : position + 1]], seen(torch.tensor([position])))
-    return cache
-
-
-def run_greedy(model: Transformer, prompt: Tensor, steps: int, seen: Seen) -> Tensor:
-    """Run a prompt and continue it greedily by ``steps`` tokens, each fed back.
-
-    Returns
-    -------
-    (prompt + steps,) int64
-    """
-    cache = model.new_cache()
-    logits = model.forward([cache], [prompt], seen(torch.arange(len(prompt))))
-    tokens = [prompt]
+    caches = [model.new_cache() for _ in prompts]
+    last = [
+        model.forward([cache], [tokens], probe(torch.arange(len(tokens))))[-1:]
+        for cache, tokens, probe in zip(caches, prompts, seen, strict=True)
+    ]
+    fed: list[list[Tensor]] = [[] for _ in prompts]
+    logits = torch.cat(last)
     for step in range(steps):
-        token = greedy(logits[-1:])
-        tokens.append(token)
-        logits = model.forward([cache], [token], seen(torch.tensor([len(prompt) + step])))
-    return torch.cat(tokens)
+        tokens = list(greedy(logits).split(1)) if forced is None else [one[step : step + 1] for one in forced]
+        for sequence, token in zip(fed, tokens, strict=True):
+            sequence.append(token)
+        positions = [torch.tensor([len(prompt) + step]) for prompt in prompts]
+        probes = [probe(position) for probe, position in zip(seen, positions, strict=True)]
+        logits = model.forward(caches, tokens, _fan(probes))
+    return [torch.cat([prompt, *more]) for prompt, more in zip(prompts, fed, strict=True)], caches
+
+
+def _fan(probes: Sequence[Probe]) -> Probe:
+    """Probe of a batch with one row a sequence: each sequence's probe sees its own row and entries."""
+    closed: dict[tuple[Layer, str], tuple[Closed, ...]] = {}
+
+    def probe(layer: Layer, name: str, value: Any) -> Any:
+        if name.endswith("_closed"):
+            closed[layer, name] = value
+            return tuple(one(layer, name, (run,))[0] for one, run in zip(probes, value, strict=True))
+        if BY_NAME[name].axis == "entry":
+            counts = [run.count for run in closed[layer, CLOSED_BY.get(name, "index_closed")]]
+            parts = list(value.split(counts))
+        else:
+            parts = [value[row : row + 1] for row in range(len(probes))]
+        return _joined(
+            [one(layer, name, part) for one, part in zip(probes, parts, strict=True)], parts, value
+        )
+
+    return probe
+
+
+def _joined(seen: list[Any], parts: list[Any], value: Any) -> Any:
+    """``value`` itself when no probe changed its part, else the changed parts as one tensor."""
+    if all(one is part for one, part in zip(seen, parts, strict=True)):
+        return value
+    return torch.cat(seen) if isinstance(value, Tensor) else type(value).cat(seen)

@@ -15,6 +15,7 @@ from torch import Tensor
 from dsv4.dump import DumpReader
 from dsv4.model.cache import Batch, Segment, SequenceCache
 from dsv4.model.config import LayerKind, ModelConfig
+from dsv4.model.memory import Closed
 from dsv4.model.transformer import Layer, Probe
 from dsv4.run.rows import Rows
 from dsv4.taps import BY_NAME, HISTORY, MODEL, PHASES
@@ -23,6 +24,15 @@ HISTORY_TAPS: dict[LayerKind, tuple[str, ...]] = {
     "window": ("kv",),
     "hca": ("attn_in", "kv", "comp"),
     "csa": ("attn_in", "kv", "comp", "index_k"),
+}
+FEEDS = {  # stage -> the stages whose stored form it reads; they run with it
+    "q_a": ("attn_quant",),
+    "kv": ("attn_quant",),
+    "q_b": ("q_quant",),
+    "index_score": ("index_k_store",),
+    "attend": ("kv_store", "comp_store"),
+    "experts": ("moe_quant",),
+    "shared": ("moe_quant",),
 }
 HISTORY_STAGES = frozenset(("kv_store", "compress", "comp_store", "index_k", "index_k_store"))
 
@@ -113,8 +123,11 @@ def run_isolated(
         Streams that enter layer 0 at the judged rows.
     probe : callable
         Positions of the rows at hand -> probe for what is written there (``Trace.at``).
-    stages : names of the stages to run, with those that they read stored forms from; None: all.
+    stages : names of the stages to run (and those of :data:`FEEDS`); None: all. A model that
+        counts entries in its caches needs all.
     """
+    if stages is not None:
+        stages = stages.union(*(FEEDS.get(stage, ()) for stage in stages))
     total, rows = reference.rows.total, torch.from_numpy(reference.rows.all)
     cache = model.new_cache(window_capacity=total)
     every = Batch(torch.arange(total), reference.tokens, (Segment(cache, slice(0, total), 0),))
@@ -128,9 +141,18 @@ def run_isolated(
         env = {"streams": streams if layer == 0 else reference.judged(layer - 1, "streams")}
         for stage in layer_stages.names:
             if stages is not None and stage not in stages:
-                _replay(reference, layer, stage, env)
+                target, rows_at = (history, every) if stage in HISTORY_STAGES else (env, judged)
+                _replay(reference, layer, stage, target, rows_at, probe(rows_at.positions), known)
             elif stage in HISTORY_STAGES:
-                _run(layer_stages, layer, stage, history, every, probe(every.positions), lambda _, name, known=known: known[name])
+                _run(
+                    layer_stages,
+                    layer,
+                    stage,
+                    history,
+                    every,
+                    probe(every.positions),
+                    lambda _, name, known=known: known[name],
+                )
             else:
                 _run(layer_stages, layer, stage, env, judged, probe(judged.positions), reference.judged)
     env = {"streams": reference.judged(model.config.num_hidden_layers - 1, "streams")}
@@ -138,7 +160,7 @@ def run_isolated(
         if stages is None or stage in stages:
             _run(model.head, MODEL, stage, env, judged, probe(judged.positions), reference.judged)
         else:
-            _replay(reference, MODEL, stage, env)
+            _replay(reference, MODEL, stage, env, judged, probe(judged.positions), {})
 
 
 def _run(
@@ -156,8 +178,22 @@ def _run(
         env[name] = truth(layer, name) if name in BY_NAME and BY_NAME[name].replay else seen
 
 
-def _replay(reference: Reference, layer: Layer, stage: str, env: dict[str, Any]) -> None:
+def _replay(
+    reference: Reference,
+    layer: Layer,
+    stage: str,
+    env: dict[str, Any],
+    batch: Batch,
+    probe: Probe,
+    known: Mapping[str, Tensor],
+) -> None:
     """Skip a stage: the reference's values stand for what it would write."""
     for tap in BY_NAME.values():
-        if tap.stage == stage and tap.replay and tap.axis == "row":
+        if tap.stage != stage or not tap.replay:
+            continue
+        if tap.axis == "row":
             env[tap.name] = reference.judged(layer, tap.name)
+            continue
+        env[tap.name] = known[tap.name]
+        name = {"comp": "comp_closed", "index_k": "index_closed"}[tap.name]
+        env[name] = probe(layer, name, (Closed(batch.segments[0], 0, len(known[tap.name])),))

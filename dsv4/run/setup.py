@@ -49,7 +49,10 @@ class Setup:
 
     def identity(self, prompt: str) -> dict[str, Any]:
         """Attributes by which a dump is known to belong to this run and prompt."""
-        return {"checkpoint": checkpoint_sha256(self.config.checkpoint), "prompt": token_sha256(self.tokens[prompt])}
+        return {
+            "checkpoint": checkpoint_sha256(self.config.checkpoint),
+            "prompt": token_sha256(self.tokens[prompt]),
+        }
 
     def attrs(self, prompt: str, kind: str, variant: str, plan: Plan | None) -> dict[str, Any]:
         """All attributes of a dump."""
@@ -81,7 +84,9 @@ def git_state() -> tuple[str, bool]:
 
 def _git(*arguments: str) -> str:
     root = Path(__file__).parent
-    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def parse(description: str, arguments: Sequence[str] | None, *, variant: bool = False) -> argparse.Namespace:

@@ -12,12 +12,11 @@ from dsv4.dump import DumpWriter, to_bf16_bits
 from dsv4.model.config import ModelConfig
 from dsv4.model.memory import Closed
 from dsv4.model.transformer import Layer
+from dsv4.run.forward import CLOSED_BY
 from dsv4.run.rows import Rows
 from dsv4.taps import BY_NAME, MODEL, PHASES, Tap, layer_taps
-from kernels.linear.ref import Activation
 
 MODEL_TAPS = ("hidden", "logits")
-CLOSED_BY = {"comp": "comp_closed", "comp_store": "comp_closed", "comp_bytes": "comp_closed"}
 
 
 def tap_names(config: ModelConfig, mode: str) -> dict[Layer, tuple[str, ...]]:
@@ -41,7 +40,12 @@ class Trace:
     """
 
     def __init__(
-        self, config: ModelConfig, rows: Rows, kept: Mapping[Layer, Collection[str]], *, every_row: bool = False
+        self,
+        config: ModelConfig,
+        rows: Rows,
+        kept: Mapping[Layer, Collection[str]],
+        *,
+        every_row: bool = False,
     ) -> None:
         self.rows, self.config, self.kept, self.every_row = rows, config, kept, every_row
         self.positions = np.empty(0, np.int64)
@@ -63,7 +67,7 @@ class Trace:
         return value
 
     def _keep(self, layer: Layer, tap: Tap, value: Any) -> None:
-        array = (value.dequantised() if isinstance(value, Activation) else value).numpy()
+        array = (value if isinstance(value, Tensor) else value.dequantised()).numpy()
         if tap.axis == "row":
             positions, judged = self.positions, self.rows.all
         else:
@@ -83,7 +87,8 @@ class Trace:
         if BY_NAME[name].kind == "scores":
             width = max(array.shape[1] for array in arrays)
             arrays = [
-                np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=-np.inf) for array in arrays
+                np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=-np.inf)
+                for array in arrays
             ]
         order = np.argsort(positions, kind="stable")
         return positions[order], np.concatenate(arrays)[order]
@@ -96,7 +101,10 @@ class Trace:
 
 
 def write_trace(
-    writer: DumpWriter, mode: str, trace: Trace, attrs: Mapping[tuple[str, Layer, str], Mapping[str, Any]] | None = None
+    writer: DumpWriter,
+    mode: str,
+    trace: Trace,
+    attrs: Mapping[tuple[str, Layer, str], Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a trace under ``mode``, split into prefill and decode.
 

@@ -1,0 +1,40 @@
+"""How far FP32 accumulation may move a value before it is rounded."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Dither:
+    """Perturb FP64 values as one FP32 accumulation of some length would.
+
+    A sum of K products in FP32 adds K rounding errors of relative size up to 2^-24 (standard
+    deviation 2^-24 / sqrt(12) x 2 = 2^-24 / sqrt(3) of the partial sum at hand). Partial sums
+    grow as a random walk, sigma sqrt(k), so the error's standard deviation relative to the
+    result's own spread is 2^-24 / sqrt(3) * sqrt(K / 2). The spread is taken over the row.
+
+    Parameters
+    ----------
+    seed : int or None
+        None: no perturbation, the emulation itself.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def __call__(self, x: Tensor, terms: int) -> Tensor:
+        """Return ``x`` as a sum of ``terms`` FP32 products would have it.
+
+        Parameters
+        ----------
+        x : (..., D) FP64
+        terms : int
+            Length of the accumulation behind each value; 1: a single FP32 rounding.
+        """
+        if self._generator is None or x.numel() == 0:
+            return x
+        spread = x.square().mean(-1, keepdim=True).sqrt() if terms > 1 else x.abs()
+        sigma = 2.0**-24 / math.sqrt(3) * math.sqrt(max(terms / 2, 1.0))
+        noise = torch.randn(x.shape, generator=self._generator, dtype=torch.float64)
+        return torch.where(torch.isfinite(x), x + sigma * spread * noise, x)

@@ -1,0 +1,142 @@
+"""The noise floor of a plan: its emulation, and how far FP32 accumulation may move it.
+
+The emulation of a stage that equals the parent's in every bit has the parent's draws too; only
+the other stages are drawn anew.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dsv4.dump import DumpReader, DumpWriter
+from dsv4.floor.model import FloorModel
+from dsv4.ladder import Variant
+from dsv4.model.transformer import Layer
+from dsv4.run.console import main_guard, progress
+from dsv4.run.isolated import Reference, run_isolated
+from dsv4.run.modes import first_streams
+from dsv4.run.setup import Setup, parse, prepare
+from dsv4.run.trace import Trace, tap_names, write_trace
+from dsv4.taps import BY_NAME, PHASES
+
+Key = tuple[str, Layer, str]  # phase, layer, tap
+Spread = dict[Key, dict[str, np.ndarray]]
+STATISTICS = ("draw_distance", "draw_worst", "draw_changed")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line: ``python -m dsv4.run.floor --config C --results R --variant ID``."""
+    options = parse(__doc__ or "", arguments, variant=True)
+    setup = prepare(options.config, options.results)
+    variant = setup.config.ladder[options.variant]
+    for prompt in progress(list(setup.tokens), f"{variant.id}, noise floor"):
+        write_floor(setup, variant, prompt)
+
+
+def write_floor(setup: Setup, variant: Variant, prompt: str) -> None:
+    """Emulate one plan on one prompt, draw what changed against the parent, dump both."""
+    config = setup.checkpoint.config
+    path = setup.results / "floor" / variant.id / f"{prompt}.h5"
+    parent = setup.results / "floor" / variant.parent / f"{prompt}.h5" if variant.parent else None
+    with DumpReader(setup.results / "reference" / f"{prompt}.h5", setup.identity(prompt)) as dump:
+        reference = Reference(dump, config)
+        emulation = _emulate(setup, variant, reference, None, None)
+        known, changed = _parents_draws(setup, prompt, variant, emulation)
+        draws = [
+            _emulate(setup, variant, reference, _seed(setup, prompt, draw), frozenset(changed))
+            for draw in range(setup.config.floor_draws if changed else 0)
+        ]
+    spread = known | _spread(emulation, draws, changed)
+    with DumpWriter(path, setup.attrs(prompt, "floor", variant.id, variant.plan), parent=parent) as writer:
+        write_trace(writer, "isolated", emulation, spread)
+
+
+def _seed(setup: Setup, prompt: str, draw: int) -> int:
+    """Give every draw of every prompt its own stream of random numbers."""
+    entropy = (setup.config.seed, draw, *prompt.encode())
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _emulate(
+    setup: Setup, variant: Variant, reference: Reference, seed: int | None, stages: frozenset[str] | None
+) -> Trace:
+    config = setup.checkpoint.config
+    model = FloorModel(config, setup.checkpoint.weights, variant.plan, seed)
+    trace = Trace(config, reference.rows, tap_names(config, "isolated"))
+    run_isolated(model, reference, first_streams(setup, reference), trace.at, stages)
+    return trace
+
+
+def _parents_draws(setup: Setup, prompt: str, variant: Variant, emulation: Trace) -> tuple[Spread, set[str]]:
+    """Draws of the stages whose emulation is the parent's in every bit, and the other stages."""
+    stages = {BY_NAME[name].stage for _, name in emulation.taps()}
+    if variant.parent is None:
+        return {}, stages
+    path = setup.results / "floor" / variant.parent / f"{prompt}.h5"
+    known: Spread = {}
+    changed: set[str] = set()
+    with DumpReader(path, setup.identity(prompt)) as dump:
+        for (phase, layer, name), values in _by_phase(emulation).items():
+            if not dump.has("isolated", phase, layer, name) or not np.array_equal(
+                dump.get("isolated", phase, layer, name), values, equal_nan=True
+            ):
+                changed.add(BY_NAME[name].stage)
+                continue
+            attrs = dump.dataset_attrs("isolated", phase, layer, name)
+            known[phase, layer, name] = {key: attrs[key] for key in STATISTICS}
+    return {key: value for key, value in known.items() if BY_NAME[key[2]].stage not in changed}, changed
+
+
+def _by_phase(trace: Trace) -> dict[Key, np.ndarray]:
+    split: dict[Key, np.ndarray] = {}
+    for layer, name in trace.taps():
+        positions, values = trace.get(layer, name)
+        for phase in PHASES:
+            inside = positions < trace.rows.prompt if phase == "prefill" else positions >= trace.rows.prompt
+            if inside.any():
+                split[phase, layer, name] = values[inside]
+    return split
+
+
+def _spread(emulation: Trace, draws: Sequence[Trace], stages: set[str]) -> Spread:
+    """Statistics of every draw against the emulation, for the taps of ``stages``."""
+    truth, drawn = _by_phase(emulation), [_by_phase(draw) for draw in draws]
+    return {
+        key: {name: np.array([statistics[name] for statistics in found]) for name in STATISTICS}
+        for key, values in truth.items()
+        if BY_NAME[key[2]].stage in stages
+        for found in [[distance(draw[key], values, BY_NAME[key[2]].kind) for draw in drawn]]
+    }
+
+
+def distance(draw: np.ndarray, truth: np.ndarray, kind: str) -> Mapping[str, Any]:
+    """Relative L2 distance (lse: largest difference), the worst row's, and the share of elements changed.
+
+    Parameters
+    ----------
+    draw, truth : (rows, ...) of one tap.
+    kind : :attr:`dsv4.taps.Tap.kind`.
+    """
+    changed = float(np.mean(draw != truth)) if truth.size else 0.0
+    if kind in ("ids", "bytes"):
+        return {"draw_distance": changed, "draw_worst": changed, "draw_changed": changed}
+    one, other = (
+        np.where(np.isfinite(x), x, 0.0).reshape(len(x), -1).astype(np.float64) for x in (draw, truth)
+    )
+    gap = one - other
+    if kind == "lse":
+        far = float(np.abs(gap).max(initial=0.0))
+        return {"draw_distance": far, "draw_worst": far, "draw_changed": changed}
+    size = np.linalg.norm(other, axis=1)
+    rows = np.divide(np.linalg.norm(gap, axis=1), size, out=np.zeros(len(size)), where=size > 0)
+    whole = float(np.linalg.norm(size))
+    return {
+        "draw_distance": float(np.linalg.norm(gap)) / whole if whole else 0.0,
+        "draw_worst": float(rows.max(initial=0.0)),
+        "draw_changed": changed,
+    }
+
+
+if __name__ == "__main__":
+    main_guard(main)
