@@ -50,7 +50,9 @@ def to_bf16_bits(values: np.ndarray) -> np.ndarray:
     lost = (bits & 0xFFFF != 0) & ~nan
     if lost.any():
         where = np.unravel_index(int(np.argmax(lost)), lost.shape)
-        raise ValueError(f"{int(lost.sum())} values are not BF16, first {values[where]!r} at {tuple(map(int, where))}")
+        raise ValueError(
+            f"{int(lost.sum())} values are not BF16, first {values[where]!r} at {tuple(map(int, where))}"
+        )
     return np.where(nan, np.uint16(0x7FC0), (bits >> 16).astype(np.uint16))
 
 
@@ -113,14 +115,18 @@ class DumpWriter:
         The folder cannot be written or the disk is full; nothing is left behind.
     """
 
-    def __init__(self, path: Path, attrs: Mapping[str, Any], parent: Path | Sequence[Path] | None = None) -> None:
+    def __init__(
+        self, path: Path, attrs: Mapping[str, Any], parent: Path | Sequence[Path] | None = None
+    ) -> None:
         missing = [name for name in REQUIRED if name not in attrs]
         if missing:
             raise ValueError(f"{path}: attributes missing: {', '.join(missing)}")
         if attrs["kind"] not in KINDS:
             raise ValueError(f"{path}: kind {attrs['kind']!r}; allowed: {', '.join(KINDS)}")
         self._path = Path(path)
-        self._parents = [Path(parent)] if isinstance(parent, str | Path) else [Path(one) for one in parent or ()]
+        self._parents = (
+            [Path(parent)] if isinstance(parent, str | Path) else [Path(one) for one in parent or ()]
+        )
         self._attrs = {"schema": SCHEMA, **attrs}
         self._rows: dict[tuple[str, str], int] = {}
 
@@ -152,14 +158,16 @@ class DumpWriter:
         finally:
             self._temporary.unlink(missing_ok=True)
 
-    def attr(self, name: str, value: Any) -> None:  # noqa: ANN401  (JSON)
+    def attr(self, name: str, value: Any) -> None:
         """Set a file attribute, also late: what only the end of a run knows."""
         self._file.attrs[name] = value if isinstance(value, str | int | float | bool) else json.dumps(value)
 
     def rows(self, mode: str, phase: str, positions: np.ndarray) -> None:
         """State the token positions of the rows of a phase, before its taps."""
         if mode not in (*MODES, HISTORY) or phase not in PHASES:
-            raise ValueError(f"{self._path}: {mode}/{phase}; modes: {', '.join(MODES)}; phases: {', '.join(PHASES)}")
+            raise ValueError(
+                f"{self._path}: {mode}/{phase}; modes: {', '.join(MODES)}; phases: {', '.join(PHASES)}"
+            )
         self._file.create_dataset(f"{mode}/{phase}/positions", data=np.asarray(positions, np.int64))
         self._rows[mode, phase] = len(positions)
 
@@ -196,7 +204,9 @@ class DumpWriter:
         stored = _stored(array, dtype, where)
         self._count(where, mode, phase, tap, len(stored), entry_positions)
         for reader in self._readers:
-            if reader.has(mode, phase, layer, tap) and _same_bytes(reader.raw(mode, phase, layer, tap), stored):
+            if reader.has(mode, phase, layer, tap) and _same_bytes(
+                reader.raw(mode, phase, layer, tap), stored
+            ):
                 self._link(reader.source(mode, phase, layer, tap), where, stored, attrs)
                 return
         dataset = self._file.create_dataset(where, data=stored)
@@ -215,16 +225,22 @@ class DumpWriter:
             if name not in self._file:
                 self._file.create_dataset(name, data=np.asarray(entry_positions, np.int64))
             elif not np.array_equal(self._file[name][()], entry_positions):
-                raise ValueError(f"{where}: entry_positions differ from those of an earlier tap of this layer")
+                raise ValueError(
+                    f"{where}: entry_positions differ from those of an earlier tap of this layer"
+                )
         if rows != expected:
             raise ValueError(f"{where}: {rows} on axis 0, {expected} positions were stated")
 
-    def _link(self, source: tuple[Path, str], where: str, stored: np.ndarray, attrs: Mapping[str, Any] | None) -> None:
+    def _link(
+        self, source: tuple[Path, str], where: str, stored: np.ndarray, attrs: Mapping[str, Any] | None
+    ) -> None:
         group, tap = where.rsplit("/", 1)
         relative = os.path.relpath(source[0].resolve(), self._path.parent.resolve())
         self._file.require_group(group)[tap] = h5py.ExternalLink(relative, source[1])
         extra = {name: np.asarray(value).tolist() for name, value in (attrs or {}).items()}
-        self._file[group].attrs[f"link:{tap}"] = json.dumps({"sha256": _content_sha256(stored), "attrs": extra})
+        self._file[group].attrs[f"link:{tap}"] = json.dumps(
+            {"sha256": _content_sha256(stored), "attrs": extra}
+        )
 
     def _remove_stale(self) -> None:
         """Remove what a killed writer of this file left on this machine."""
@@ -285,6 +301,7 @@ class DumpReader:
     path : the dump.
     expect : file attributes that must have these values, e.g. ``checkpoint`` and ``prompt``.
     verify : check the whole-file hash (off only for files reached through a hashed link).
+    keep : keep in memory what was read, for readers that come back to it.
 
     Raises
     ------
@@ -292,8 +309,13 @@ class DumpReader:
         Missing, truncated, changed since it was written, another schema, or another identity.
     """
 
-    def __init__(self, path: Path, expect: Mapping[str, Any] | None = None, *, verify: bool = True) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: Path, expect: Mapping[str, Any] | None = None, *, verify: bool = True, keep: bool = False
+    ) -> None:
+        self.path, self._keep = Path(path), keep
+        self._groups: dict[str, frozenset[str]] = {}
+        self._rows: dict[str, np.ndarray] = {}
+        self._kept: dict[str, np.ndarray] = {}
         self._linked: dict[Path, DumpReader] = {}
         if verify:
             self._verify()
@@ -342,13 +364,22 @@ class DumpReader:
         """Name of the group that answers for ``mode``: the reference has one set of values."""
         return "compounded" if self.attrs["kind"] == "reference" and mode in MODES else mode
 
-    def _names(self, group: str) -> list[str]:
-        return list(self._file[group]) if group in self._file else []
+    def _names(self, group: str) -> frozenset[str]:
+        """Names in a group, none if there is no such group; listed once (HDF5 lists slowly)."""
+        if group not in self._groups:
+            self._groups[group] = frozenset(self._file.get(group, ()))
+        return self._groups[group]
+
+    def _positions(self, name: str) -> np.ndarray:
+        if name not in self._rows:
+            group, dataset = name.rsplit("/", 1)
+            here = dataset in self._names(group)
+            self._rows[name] = _read(self._file, name) if here else np.empty(0, np.int64)
+        return self._rows[name]
 
     def rows(self, mode: str, phase: str) -> np.ndarray:
         """Token positions of the rows, int64; empty where the phase was not run."""
-        name = f"{self.mode(mode)}/{phase}/positions"
-        return self._file[name][()] if name in self._file else np.empty(0, np.int64)
+        return self._positions(f"{self.mode(mode)}/{phase}/positions")
 
     def layers(self, mode: str, phase: str) -> list[int | str]:
         """Layer numbers in order, then ``"model"`` if it has taps."""
@@ -357,25 +388,33 @@ class DumpReader:
 
     def taps(self, mode: str, phase: str, layer: int | str) -> list[str]:
         """Names of the taps that a layer's group holds, in the order of the model."""
-        names = set(self._names(f"{self.mode(mode)}/{phase}/{layer}"))
+        names = self._names(f"{self.mode(mode)}/{phase}/{layer}")
         return [tap for tap in BY_NAME if tap in names]
 
     def has(self, mode: str, phase: str, layer: int | str, tap: str) -> bool:
         """Whether the tap was dumped."""
-        group = self._file.get(f"{self.mode(mode)}/{phase}/{layer}")
-        return group is not None and tap in group.keys()  # noqa: SIM118  (`in group` follows links)
+        return tap in self._names(f"{self.mode(mode)}/{phase}/{layer}")
 
     def raw(self, mode: str, phase: str, layer: int | str, tap: str) -> np.ndarray:
         """One tap as stored: BF16 as uint16."""
         where = f"{self.mode(mode)}/{phase}/{layer}/{tap}"
+        if where in self._kept:
+            return self._kept[where]
         if not self.has(mode, phase, layer, tap):
             raise DumpError(f"{self.path}: no {where}; {self.attrs['variant']} did not dump it")
         source, path = self.source(mode, phase, layer, tap)
-        if source == self.path:
-            return self._file[path][()]
-        reader, stated = self._follow(source), self._link_note(where)["sha256"]
-        found = reader._file[path][()] if path in reader._file else np.empty(0)
-        if _content_sha256(found) != stated:
+        found = _read(self._file, path) if source == self.path else self._through(source, path, where)
+        if self._keep:
+            self._kept[where] = found
+        return found
+
+    def _through(self, source: Path, path: str, where: str) -> np.ndarray:
+        """Dataset that a link names, if it still holds what it held when the link was made."""
+        try:
+            found = _read(self._follow(source)._file, path)
+        except KeyError:
+            found = None
+        if found is None or _content_sha256(found) != self._link_note(where)["sha256"]:
             raise DumpError(
                 f"{self.path}: {where} is a link to {source}, which was rewritten with other values;"
                 f" delete {self.path.name} and run again"
@@ -389,8 +428,7 @@ class DumpReader:
 
     def entry_positions(self, mode: str, phase: str, layer: int | str) -> np.ndarray:
         """Token positions at which the layer's compressed entries closed, int64."""
-        name = f"{self.mode(mode)}/{phase}/{layer}/entry_positions"
-        return self._file[name][()] if name in self._file else np.empty(0, np.int64)
+        return self._positions(f"{self.mode(mode)}/{phase}/{layer}/entry_positions")
 
     def dataset_attrs(self, mode: str, phase: str, layer: int | str, tap: str) -> dict[str, Any]:
         """Attributes of one tap: ``dtype`` and what the writer added."""
@@ -406,10 +444,11 @@ class DumpReader:
     def source(self, mode: str, phase: str, layer: int | str, tap: str) -> tuple[Path, str]:
         """File and dataset that hold a tap's bytes: this dump's own, or the one it links to."""
         where = f"{self.mode(mode)}/{phase}/{layer}/{tap}"
-        link = self._file.get(where, getlink=True)
-        if isinstance(link, h5py.ExternalLink):
-            return self.path.parent / link.filename, link.path
-        return self.path, f"/{where}"
+        links, name = self._file.id.links, where.encode()
+        if links.get_info(name).type != h5py.h5l.TYPE_EXTERNAL:
+            return self.path, f"/{where}"
+        file, dataset = links.get_val(name)
+        return self.path.parent / os.fsdecode(file), dataset.decode()
 
     def _link_note(self, where: str) -> dict[str, Any]:
         group, tap = where.rsplit("/", 1)
@@ -418,12 +457,23 @@ class DumpReader:
     def _follow(self, target: Path) -> "DumpReader":
         if target not in self._linked:
             if not target.exists():
-                raise DumpError(f"{self.path}: links to {target}, which is gone; delete {self.path.name} and run again")
+                raise DumpError(
+                    f"{self.path}: links to {target}, which is gone; delete {self.path.name} and run again"
+                )
             self._linked[target] = DumpReader(target, verify=False)
         return self._linked[target]
 
 
-def _decode(value: object) -> Any:  # noqa: ANN401  (JSON)
+def _read(file: h5py.File, path: str) -> np.ndarray:
+    """Read a whole dataset; h5py's own indexing costs ten times the read of a small one."""
+    dataset = h5py.h5d.open(file.id, path.encode())
+    out = np.empty(dataset.shape, dataset.dtype)
+    if out.size:
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
+    return out
+
+
+def _decode(value: object) -> Any:
     """Undo :meth:`DumpWriter.attr`: JSON objects and lists come back as such."""
     if isinstance(value, str) and value[:1] in "{[" and value:
         return json.loads(value)

@@ -64,7 +64,9 @@ class Sums:
 
     def over(self, axis: int) -> "Sums":
         """Merge along an axis."""
-        parts = {name: getattr(self, name).sum(axis) for name in self.__dataclass_fields__ if name != "biggest"}
+        parts = {
+            name: getattr(self, name).sum(axis) for name in self.__dataclass_fields__ if name != "biggest"
+        }
         return Sums(biggest=self.biggest.max(axis, initial=0.0), **parts)
 
     def reshape(self, *shape: int) -> "Sums":
@@ -177,7 +179,9 @@ def _quantile(ordered: Array, q: float) -> Array:
 def equal_columns(batch: int, nonfinite: Array) -> Columns:
     """What :func:`value_columns` gives for tensors that are equal in every bit."""
     ones, zeros = np.ones(batch), np.zeros(batch)
-    good = {name: ones for name in ("cos", "cos_min", "cos_p01", "cos_median", "gain", "gain_worst", "norm_ratio")}
+    good = {
+        name: ones for name in ("cos", "cos_min", "cos_p01", "cos_median", "gain", "gain_worst", "norm_ratio")
+    }
     good |= {name: zeros for name in ("rel_l2", "rel_l2_worst", "max_abs", "changed")}
     blank = {name: np.where(nonfinite > 0, np.nan, value) for name, value in good.items()}
     return blank | {"worst_index": np.zeros(batch, int), "nonfinite": nonfinite, "changed": zeros}
@@ -256,7 +260,9 @@ def _margins(scores: Array | None, number: Array) -> Array:
     following = np.take_along_axis(order, np.clip(number, 0, order.shape[-1] - 1)[..., None], -1)[..., 0]
     with np.errstate(invalid="ignore"):
         size = np.maximum(np.abs(last), np.abs(following))
-        return np.where(cut, np.where(size == 0, 0.0, (last - following) / np.where(size == 0, 1.0, size)), np.nan)
+        return np.where(
+            cut, np.where(size == 0, 0.0, (last - following) / np.where(size == 0, 1.0, size)), np.nan
+        )
 
 
 def _mean(rows: Array) -> Array:
@@ -289,4 +295,8 @@ def logit_columns(test: Array, reference: Array) -> Columns:
         p, q = log_softmax(reference), log_softmax(test)
         kl = np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0)  # [B, R]; rounding may give -1e-17
     agree = (test.argmax(-1) == reference.argmax(-1)).mean(1)
-    return {"kl_nats": kl.mean(1), "kl_worst": kl.max(1), "top1": np.where(np.isnan(kl).any(1), np.nan, agree)}
+    return {
+        "kl_nats": kl.mean(1),
+        "kl_worst": kl.max(1),
+        "top1": np.where(np.isnan(kl).any(1), np.nan, agree),
+    }

@@ -129,7 +129,10 @@ def test_the_short_cut_for_equal_tensors_is_what_measuring_gives(x):
 
 def choices(test, reference, scores=None, width=10):
     columns = choice_columns(
-        np.array(test)[None], np.array(reference)[None], None if scores is None else np.float32(scores)[None], width
+        np.array(test)[None],
+        np.array(reference)[None],
+        None if scores is None else np.float32(scores)[None],
+        width,
     )
     return {name: column[0] for name, column in columns.items()}
 

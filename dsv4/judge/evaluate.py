@@ -1,0 +1,186 @@
+"""What is wrong with a variant: findings, in the order in which a layer computes."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from dsv4.judge.claims_by_field import claimed, stage_order
+from dsv4.judge.limits import Limit
+from dsv4.judge.measure import Notes
+from dsv4.taps import BY_NAME, MODEL
+
+WORST = ("max_abs", "rel_l2_worst", "margin_flipped")  # the largest of a layer counts
+KINDS = ("missing", "nonfinite", "invalid", "fidelity", "blast", "limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that fails a variant.
+
+    Attributes
+    ----------
+    kind : see :data:`KINDS`.
+    mode, layer, tap : where; layer -1 is the model's own.
+    text : the sentence, with numbers.
+    size : how far beyond the bound, as a ratio (inf: no bound exists).
+    limit : name of the limit, or "".
+    """
+
+    kind: str
+    mode: str
+    layer: int
+    tap: str
+    text: str
+    size: float = np.inf
+    limit: str = ""
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Isolated first (it localises), then by layer, stage and kind."""
+        layer = self.layer if self.layer >= 0 else 1 << 16
+        return self.mode != "isolated", layer, stage_order(BY_NAME[self.tap].stage), KINDS.index(self.kind)
+
+
+def place(layer: int, tap: str) -> str:
+    """Words for a place: ``layer 3, attn_in (attn_mhc)``."""
+    where = f"layer {layer}" if layer >= 0 else "after the last layer"
+    return f"{where}, {tap} ({BY_NAME[tap].stage})"
+
+
+def select(frame: pd.DataFrame, **wanted: str) -> pd.DataFrame:
+    """Rows whose columns have these values."""
+    mask = np.ones(len(frame), bool)
+    for name, value in wanted.items():
+        mask &= (frame[name] == value).to_numpy()
+    return frame[mask]
+
+
+def layer_value(rows: pd.DataFrame, metric: str) -> pd.Series:
+    """One number a layer over prompts and phases, weighted by rows.
+
+    Relative L2 is pooled as a root mean square, maxima by the largest, the rest by the mean;
+    ``gain_error`` is ``|mean gain - 1|``. Rows without a value are left out.
+    """
+    column = "gain" if metric == "gain_error" else metric
+    rows = rows[rows[column].notna() & (rows["rows"] > 0)]
+    by = rows.groupby("layer")
+    if metric in WORST:
+        return by[column].max()
+    weight = rows["rows"].to_numpy(float)
+    value = rows[column].to_numpy(float)
+    power = 2 if metric == "rel_l2" else 1
+    total = pd.Series(weight * value**power).groupby(rows["layer"].to_numpy()).sum()
+    mean = total / pd.Series(weight).groupby(rows["layer"].to_numpy()).sum()
+    return (mean - 1).abs() if metric == "gain_error" else mean ** (1 / power)
+
+
+def findings(
+    frame: pd.DataFrame,
+    notes: Notes,
+    limits: Iterable[Limit],
+    plan: Mapping[str, str],
+    changed: Iterable[str],
+) -> list[Finding]:
+    """Everything that fails the variant, in order."""
+    found = [*_missing(notes), *_broken(frame), *_outside(frame), *_blast(frame, changed)]
+    for limit in limits:
+        if limit.applies(plan):
+            found += _exceeded(frame, limit)
+    return sorted(found, key=lambda finding: finding.order)
+
+
+def _missing(notes: Notes) -> Iterator[Finding]:
+    seen: dict[tuple[str, int, str], list[str]] = {}
+    for mode, phase, layer, tap in notes.missing:
+        seen.setdefault((mode, -1 if layer == MODEL else int(layer), tap), []).append(phase)
+    for (mode, layer, tap), phases in seen.items():
+        where = f"{mode}, {', '.join(sorted(set(phases)))}"
+        text = f"{place(layer, tap)} was not dumped ({where}) and no adapter declared it"
+        yield Finding(kind="missing", mode=mode, layer=layer, tap=tap, text=text)
+
+
+def _broken(frame: pd.DataFrame) -> Iterator[Finding]:
+    for column, kind, words in (
+        ("nonfinite", "nonfinite", "NaN or Inf"),
+        ("invalid", "invalid", "invalid ids (out of range, not visible, or left empty)"),
+        ("duplicates", "invalid", "ids chosen twice"),
+    ):
+        bad = frame[(frame[column] > 0) & (frame["part"] == "all")]
+        for (mode, layer, tap), rows in bad.groupby(["mode", "layer", "tap"], sort=False, observed=True):
+            worst = rows.iloc[0]
+            text = f"{place(layer, tap)}: {int(worst[column])} {words}, first at {_where(worst)}"
+            yield Finding(kind=kind, mode=mode, layer=layer, tap=tap, text=text)
+
+
+def _where(row: pd.Series) -> str:
+    return f"{row['prompt']}, {row['phase']}, token {int(row['worst_row'])}"
+
+
+def _outside(frame: pd.DataFrame) -> Iterator[Finding]:
+    bad = select(frame, against="floor", verdict="outside")
+    for (mode, layer, tap), rows in bad.groupby(["mode", "layer", "tap"], sort=False, observed=True):
+        worst = rows.loc[rows["excess"].fillna(np.inf).idxmax()]
+        text = (
+            f"{place(layer, tap)} is not what the plan computes: {_apart(worst)} against the emulation,"
+            f" {_times(worst['excess'])} what FP32 noise explains ({_where(worst)})"
+        )
+        yield Finding(
+            kind="fidelity", mode=mode, layer=layer, tap=tap, text=text, size=float(worst["excess"])
+        )
+
+
+def _apart(row: pd.Series) -> str:
+    parts = []
+    if np.isfinite(row["rel_l2"]):
+        parts.append(f"relative L2 {row['rel_l2']:.2g}")
+    elif np.isfinite(row["max_abs"]):
+        parts.append(f"off by up to {row['max_abs']:.2g}")
+    parts.append(f"{row['changed']:.1%} of elements changed")
+    if np.isfinite(row["gain"]) and abs(row["gain"] - 1) > 1e-3:
+        parts.append(f"gain {row['gain']:.3f}")
+    return ", ".join(parts)
+
+
+def _times(excess: float) -> str:
+    return f"{excess:.3g} times" if np.isfinite(excess) else "beyond"
+
+
+def _blast(frame: pd.DataFrame, changed: Iterable[str]) -> Iterator[Finding]:
+    changed = list(changed)
+    allowed = claimed(changed)
+    rows = select(frame, against="parent", mode="isolated", part="all")
+    moved = rows[~rows["equal"].astype(bool)]
+    for (layer, tap), hit in moved.groupby(["layer", "tap"], sort=False, observed=True):
+        if BY_NAME[tap].stage in allowed:
+            continue
+        worst = hit.loc[hit["changed"].fillna(1.0).idxmax()]
+        text = (
+            f"blast radius: {place(layer, tap)} differs from the parent in {worst['changed']:.2%} of elements"
+            f" ({_where(worst)}), but {', '.join(changed) or 'nothing'} claims only {', '.join(sorted(allowed))}"
+        )
+        yield Finding(kind="blast", mode="isolated", layer=layer, tap=tap, text=text)
+
+
+def _exceeded(frame: pd.DataFrame, limit: Limit) -> Iterator[Finding]:
+    rows = select(frame, mode=limit.mode, against=limit.against, tap=limit.tap, part=limit.part)
+    for layer, value in layer_value(rows, limit.metric).items():
+        if not limit.exceeded(float(value)):
+            continue
+        word = "over" if limit.direction == "max" else "under"
+        size = value / limit.value if limit.direction == "max" else (1 - value) / max(1 - limit.value, 1e-300)
+        part = "" if limit.part == "all" else f" {limit.part}"
+        text = (
+            f"{place(int(layer), limit.tap)}{part}: {limit.metric} {value:.3g} against {limit.against} is {word}"
+            f" {limit.value:.3g}, what its formats explain ({limit.name})"
+        )
+        yield Finding(
+            kind="limit",
+            mode=limit.mode,
+            layer=int(layer),
+            tap=limit.tap,
+            text=text,
+            size=float(size),
+            limit=limit.name,
+        )

@@ -1,0 +1,262 @@
+"""Measure one variant: its dumps against the references, its parent, its floor and B0.
+
+Writes ``metrics/<id>.parquet``. What else a gate must know (taps that are missing, what was
+exercised, what could not be read) stands in the file's metadata, so that a gate reads no dump.
+A dump that is refused is a result, not a crash: no rows, and the message.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.progress import track
+
+from dsv4.config import Config, load
+from dsv4.dump import DumpError, DumpReader
+from dsv4.judge.compare import COLUMNS, CompareError, compare
+from dsv4.judge.limits import accumulation
+from dsv4.judge.verdict import Draws, judge
+from dsv4.ladder import Ladder, Variant
+from dsv4.plan import flatten
+from dsv4.prompts import load_prompts
+from dsv4.taps import MODEL, MODES, PHASES, TAPS, layer_taps
+
+BASELINE = "B0"  # the plan's baseline: attn_out of every rung above it is compared with it by name
+METADATA = b"dsv4"
+LABELS = ("label", "device", "commit", "dirty", "seed", "checkpoint", "versions")
+
+
+@dataclass
+class Notes:
+    """What the gate must know beside the table; JSON in the parquet file's metadata.
+
+    Attributes
+    ----------
+    error : why there are no rows, or "".
+    missing : ``[mode, phase, layer, tap]`` that the variant should have dumped and did not.
+    declared : taps that an adapter declared it cannot give.
+    taps : (layer, tap) pairs dumped, and expected.
+    exercised : by prompt, what the run reached (clamp hits, pages, ...).
+    positions : by prompt, the last token position measured.
+    labels : identity of the code and machine that ran.
+    floor, parent : whether those dumps were there.
+    """
+
+    error: str = ""
+    missing: list[list[Any]] = field(default_factory=list)
+    declared: list[str] = field(default_factory=list)
+    taps: tuple[int, int] = (0, 0)
+    exercised: dict[str, Any] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, Any] = field(default_factory=dict)
+    floor: bool = False
+    parent: bool = False
+
+
+def lineage_has(ladder: Ladder, variant: Variant, name: str) -> bool:
+    """Whether ``name`` is a proper ancestor."""
+    return any(ancestor.id == name for ancestor in ladder.lineage(variant.id)[:-1])
+
+
+def expected_taps(reference: DumpReader, mode: str) -> list[tuple[str, int | str, str]]:
+    """(phase, layer, tap) that a full dump of ``mode`` holds: every tap of every layer.
+
+    Taps of compressed entries only where the reference closed some in that phase.
+    """
+    ratios = [int(ratio) for ratio in reference.attrs["compress_ratios"]]
+    layers: list[int | str] = [*range(len(ratios)), MODEL]
+    found = []
+    for phase in PHASES:
+        if not len(reference.rows(mode, phase)):
+            continue
+        for layer in layers:
+            if layer == MODEL:
+                taps, closed = [tap for tap in TAPS if tap.where == "model"], False
+            else:
+                taps = layer_taps(ratios[int(layer)], mode)
+                closed = reference.has(mode, phase, layer, "comp_store")
+            found += [(phase, layer, tap.name) for tap in taps if tap.axis == "row" or closed]
+    return found
+
+
+class Measurer:
+    """The dumps of one variant and one prompt after the other.
+
+    Parameters
+    ----------
+    results : folder of the run.
+    ladder : of the configuration.
+    variant : the rung.
+    """
+
+    def __init__(self, results: Path, ladder: Ladder, variant: Variant) -> None:
+        self.results, self.ladder, self.variant = results, ladder, variant
+        self.notes, self.frames = Notes(), list[pd.DataFrame]()
+        self.draws: list[tuple[np.ndarray, ...]] = []
+        self._dumped, self._expected = set[tuple[Any, str]](), set[tuple[Any, str]]()
+
+    def prompt(self, prompt: str) -> None:
+        """Measure one prompt's dump against everything that is there."""
+        file = f"{prompt}.h5"
+        with DumpReader(self.results / "reference" / file, {"kind": "reference"}, keep=True) as trained:
+            same = {"checkpoint": trained.attrs["checkpoint"], "prompt": trained.attrs["prompt"]}
+            with DumpReader(
+                self.results / "variants" / self.variant.id / file,
+                {**same, "kind": "variant", "variant": self.variant.id, "plan": flatten(self.variant.plan)},
+                keep=True,
+            ) as test:
+                self._note(prompt, test, trained)
+                self.frames.append(compare(test, trained, modes=MODES, against="trained"))
+                with DumpReader(self.results / "plain" / file, {**same, "kind": "plain"}) as plain:
+                    self.frames.append(compare(test, plain, modes=MODES, against="plain"))
+                self._ancestors(test, file, same)
+                self._floor(test, file, same)
+
+    def _ancestors(self, test: DumpReader, file: str, same: Mapping[str, Any]) -> None:
+        folder = self.results / "variants"
+        if self.variant.parent:
+            with DumpReader(
+                folder / self.variant.parent / file, {**same, "variant": self.variant.parent}
+            ) as parent:
+                self.notes.parent = True
+                self.frames.append(compare(test, parent, modes=MODES, against="parent"))
+        if lineage_has(self.ladder, self.variant, BASELINE) and (folder / BASELINE / file).exists():
+            with DumpReader(folder / BASELINE / file, {**same, "variant": BASELINE}) as base:
+                only = frozenset({"attn_out"})
+                self.frames.append(compare(test, base, modes=("isolated",), against=BASELINE, only=only))
+
+    def _floor(self, test: DumpReader, file: str, same: Mapping[str, Any]) -> None:
+        path = self.results / "floor" / self.variant.id / file
+        if not path.exists():
+            return
+        with DumpReader(path, {**same, "kind": "floor", "plan": flatten(self.variant.plan)}) as floor:
+            self.notes.floor = True
+            frame = compare(test, floor, modes=("isolated",), against="floor")
+            self.dither = float(floor.attrs.get("dither", np.nan))
+            for row in frame.itertuples():
+                layer = MODEL if row.layer == -1 else int(row.layer)  # type: ignore[arg-type]
+                attrs = (
+                    floor.dataset_attrs("isolated", str(row.phase), layer, str(row.tap))
+                    if row.part == "all"
+                    else {}
+                )
+                none = np.empty(0)
+                names = ("draw_distance", "draw_worst", "draw_changed")
+                self.draws.append(tuple(np.asarray(attrs.get(name, none), float) for name in names))
+            self.frames.append(frame)
+
+    def _note(self, prompt: str, test: DumpReader, trained: DumpReader) -> None:
+        notes = self.notes
+        notes.exercised[prompt] = test.attrs.get("exercised", {})
+        notes.declared = sorted(set(notes.declared) | set(test.attrs.get("declared_missing", [])))
+        notes.labels = {name: test.attrs[name] for name in LABELS if name in test.attrs}
+        ends = [int(rows[-1]) for mode in MODES for phase in PHASES if len(rows := test.rows(mode, phase))]
+        notes.positions[prompt] = max(ends, default=-1)
+        for mode in MODES:
+            for phase, layer, tap in expected_taps(trained, mode):
+                self._expected.add((layer, tap))
+                if test.has(mode, phase, layer, tap):
+                    self._dumped.add((layer, tap))
+                elif tap not in notes.declared:
+                    notes.missing.append([mode, phase, layer, tap])
+        notes.taps = len(self._dumped), len(self._expected)
+
+    def table(self) -> pd.DataFrame:
+        """All rows, the floor's with their verdicts."""
+        frame = pd.concat(self.frames, ignore_index=True)
+        mine = frame.index[(frame["against"] == "floor")]
+        part = frame.loc[mine, "part"].to_numpy() == "all"
+        if part.any():
+            draws = Draws(
+                *(
+                    _pad([drawn[k] for drawn, all_ in zip(self.draws, part, strict=True) if all_])
+                    for k in range(3)
+                )
+            )
+            rows = frame.loc[mine[part]]
+            variants = len(self.ladder.default())
+            reach = max(1.0, accumulation() / self.dither) if self.dither > 0 else 1.0
+            found = judge(rows, draws, flatten(self.variant.plan), variants=variants, reach=reach)
+            frame.loc[rows.index, ["verdict", "excess"]] = found
+        return frame[list(COLUMNS)]
+
+
+def _pad(arrays: list[np.ndarray]) -> np.ndarray:
+    width = max((len(array) for array in arrays), default=0)
+    out = np.full((len(arrays), max(width, 1)), np.nan)
+    for row, array in zip(out, arrays, strict=True):
+        row[: len(array)] = array
+    return out
+
+
+def measure(results: Path, ladder: Ladder, name: str, prompts: Iterable[str]) -> tuple[pd.DataFrame, Notes]:
+    """Table and notes of a variant; a dump that is refused gives no rows and ``notes.error``."""
+    measurer = Measurer(results, ladder, ladder[name])
+    try:
+        for prompt in prompts:
+            measurer.prompt(prompt)
+        return measurer.table(), measurer.notes
+    except (DumpError, CompareError) as error:
+        measurer.notes.error = str(error)
+        return pd.DataFrame(columns=list(COLUMNS)), measurer.notes
+
+
+def write(path: Path, frame: pd.DataFrame, notes: Notes) -> None:
+    """Write the table with its notes, whole or not at all."""
+    for name in ("step", "rows", "elements", "layer", "worst_row"):
+        frame[name] = frame[name].astype("int64")
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    table = table.replace_schema_metadata(
+        {**(table.schema.metadata or {}), METADATA: json.dumps(vars(notes))}
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(table, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[pd.DataFrame, Notes]:
+    """Inverse of :func:`write`."""
+    table = pq.read_table(path)
+    notes = Notes(**json.loads((table.schema.metadata or {})[METADATA]))
+    return table.to_pandas(), notes
+
+
+def arguments(description: str | None, *extra: str) -> argparse.ArgumentParser:
+    """Command line of a stage: ``--results``, ``--config`` and the options named."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n", 1)[0])
+    parser.add_argument("--results", type=Path, required=True, help="folder of the run, results/<run>")
+    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
+    for name in extra:
+        parser.add_argument(f"--{name}", required=name == "variant")
+    return parser
+
+
+def main() -> int:
+    """Measure ``--variant``; always exits 0 once the configuration is read."""
+    options = arguments(__doc__, "variant").parse_args()
+    config: Config = load(options.config)
+    console = Console(stderr=True)
+    prompts = [prompt.id for prompt in load_prompts(config.prompts)]
+    shown = track(prompts, description=f"measure {options.variant}", console=console, transient=True)
+    frame, notes = measure(options.results, config.ladder, options.variant, shown)
+    write(options.results / "metrics" / f"{options.variant}.parquet", frame, notes)
+    console.print(f"{options.variant}: {notes.error or f'{len(frame)} measurements'}", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
