@@ -1,0 +1,53 @@
+"""Render an audit's page: ``python -m dsv4.report --results results/<run> --config config.yaml``."""
+
+import argparse
+import secrets
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dsv4.ladder import LadderError
+from dsv4.report.load import ReportError, load
+from dsv4.report.page import render
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write ``reports/<run>-<time>.html`` and the same page as ``reports/index.html``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dsv4.report", description="Render an audit's page from its artefacts."
+    )
+    parser.add_argument("--results", type=Path, required=True, help="the audit's folder, results/<run>")
+    parser.add_argument("--config", type=Path, default=Path("config.yaml"), help="its ladder names the rungs")
+    parser.add_argument("--target", help="show this variant and its ancestors only")
+    parser.add_argument("--reports", type=Path, default=Path("reports"), help="folder of the pages")
+    args = parser.parse_args(argv)
+    now = datetime.now(UTC)
+    try:
+        audit = load(args.results, args.config, args.target)
+        page = render(audit, now)
+        args.reports.mkdir(parents=True, exist_ok=True)
+        named = args.reports / f"{audit.run}-{now:%Y%m%dT%H%M%SZ}.html"
+        for path in (named, args.reports / "index.html"):
+            write(path, page)
+    except (ReportError, LadderError, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"report: {args.reports / 'index.html'} ({len(page.encode()) / 1e6:.1f} MB), also {named}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def write(path: Path, text: str) -> None:
+    """Put a whole file at ``path`` or leave what is there."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

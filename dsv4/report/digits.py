@@ -1,0 +1,43 @@
+"""Numbers as text: short, aligned, and never silent about what is not a number."""
+
+import math
+
+NONE = "—"
+
+
+def number(value: float | None, form: str = ".1e") -> str:
+    """A number, short; a dash for none, a word for infinity."""
+    if value is None or math.isnan(value):
+        return NONE
+    if math.isinf(value):
+        return "inf"
+    text = format(value, form)
+    if "e" in text:
+        digits, power = text.split("e")
+        text = f"{digits}e{int(power)}"
+    return text.replace("-", "−", 1) if text.startswith("-") else text
+
+
+def cosine(value: float | None) -> str:
+    """A cosine with as many digits as tell it from 1."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    gap = 1 - value
+    if gap <= 0:
+        return "1"
+    return f"1−{number(gap, '.0e')}" if gap < 1e-6 else f"{value:.6f}"
+
+
+def percent(value: float | None) -> str:
+    """A share; 100% only if it is all."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    text = f"{value:.1%}"
+    return "<100%" if text == "100.0%" and value < 1 else text.replace("100.0%", "100%")
+
+
+def signed(value: float | None) -> str:
+    """A whole number with its sign and thousands apart."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    return "0" if value == 0 else f"{value:+,.0f}".replace("-", "−")

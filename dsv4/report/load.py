@@ -1,0 +1,173 @@
+"""What the page is made from: an audit's artefacts, read whole or named as missing.
+
+A file that is absent or unreadable (a crash) becomes a :class:`Gap` and the page says so. A
+file that is there and says something of the wrong type is an error: a page must not guess.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pandas as pd
+import pyarrow as pa
+import yaml
+from jsonschema.exceptions import best_match
+
+from dsv4.ladder import Ladder, State, Variant
+from dsv4.report.measurements import ReportError, empty_metrics, read
+
+CLAIM_STATES = {
+    "holds": "holds",
+    "does_not": "does not",
+    "does not": "does not",
+    "not_run": "not run",
+    "not run": "not run",
+}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Something that a whole audit has and this one has not."""
+
+    what: str
+    why: str
+
+
+@dataclass
+class Audit:
+    """All that the page shows.
+
+    Attributes
+    ----------
+    run : name of the results folder.
+    ladder : the rungs to show, parents first: the target's lineage, or all.
+    verdicts : the gate's verdict of each variant that has one.
+    head : gates.json without its variants.
+    metrics : rows of those variants.
+    claims : the plan's claims, or None if not written.
+    checkpoint : the checkpoint's manifest, or empty.
+    gaps : what is missing and why.
+    """
+
+    run: str
+    ladder: list[Variant]
+    target: str | None = None
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    head: dict[str, Any] = field(default_factory=dict)
+    metrics: pd.DataFrame = field(default_factory=empty_metrics)
+    claims: list[dict[str, Any]] | None = None
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+
+    def state(self, rung: Variant) -> State:
+        """State of a rung; without a verdict: blocked if what it stands on failed, else not run."""
+        if rung.id in self.verdicts:
+            return State(self.verdicts[rung.id]["status"])
+        below = next((other for other in self.ladder if other.id == rung.parent), None)
+        stops = (State.FAIL, State.BLOCKED, State.CANNOT_MEASURE)
+        return State.BLOCKED if below and self.state(below) in stops else State.NOT_RUN
+
+
+def load(results: Path, config: Path, target: str | None = None) -> Audit:
+    """Read an audit.
+
+    Raises
+    ------
+    ReportError
+        No such results folder, a configuration that cannot be read, or an artefact with a
+        wrong type in it.
+    """
+    if not results.is_dir():
+        raise ReportError(
+            f"--results {results}: no such folder; run `snakemake all`, or name a folder under results/"
+        )
+    ladder = _ladder(config)
+    rungs = ladder.lineage(target) if target else list(ladder)
+    audit = Audit(run=results.resolve().name, ladder=rungs, target=target)
+    wanted = [rung.id for rung in rungs]
+    _gates(audit, results, wanted)
+    audit.metrics = _metrics(audit, results, wanted)
+    claims = _json(audit, results / "claims.json", "the plan's claims were not judged")
+    audit.claims = None if claims is None else _claims(claims, results / "claims.json")
+    manifest = _json(audit, results / "checkpoint.json", "the checkpoint was not read")
+    audit.checkpoint = manifest if isinstance(manifest, dict) else {}
+    audit.gaps += _unjudged(audit)
+    return audit
+
+
+def _unjudged(audit: Audit) -> list[Gap]:
+    """Rungs that should have a verdict and have none, nor a blocker that explains it."""
+    asked = [rung for rung in audit.ladder if not rung.on_request or rung.id == audit.target]
+    names = [
+        rung.id for rung in asked if rung.id not in audit.verdicts and audit.state(rung) is State.NOT_RUN
+    ]
+    return [Gap(f"verdicts of {', '.join(names)}", "the run stopped before these gates")] if names else []
+
+
+def _ladder(config: Path) -> Ladder:
+    try:
+        return Ladder(yaml.safe_load(config.read_text())["ladder"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ReportError(f"--config {config}: no ladder can be read from it: {error!r}") from error
+
+
+def _json(audit: Audit, path: Path, why: str) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        audit.gaps.append(Gap(path.name, why))
+    except (OSError, json.JSONDecodeError) as error:
+        audit.gaps.append(Gap(path.name, f"cannot be read: {error}"))
+    return None
+
+
+def _gates(audit: Audit, results: Path, wanted: Sequence[str]) -> None:
+    """Verdicts from gates.json, or one by one from gates/ when they were not collected."""
+    path = results / "gates.json"
+    data = _json(audit, path, "verdicts were not collected; single verdicts under gates/ are shown")
+    if data is None:
+        loose = (_json(audit, file, "") for file in sorted((results / "gates").glob("*.json")))
+        path, data = results / "gates", {"variants": [verdict for verdict in loose if verdict is not None]}
+    schema = yaml.safe_load((Path(__file__).parent / "gates.schema.yaml").read_text())
+    error = best_match(jsonschema.Draft202012Validator(schema).iter_errors(data))
+    if error:
+        place = ".".join(str(step) for step in error.absolute_path) or "top level"
+        raise ReportError(f"{path}: {place}: {error.message[:300]}")
+    audit.head = {key: value for key, value in data.items() if key != "variants"}
+    found = {verdict["id"]: verdict for verdict in data["variants"]}
+    audit.verdicts = {name: found[name] for name in wanted if name in found}
+
+
+def _metrics(audit: Audit, results: Path, wanted: Sequence[str]) -> pd.DataFrame:
+    """Rows of the wanted variants from metrics.parquet, or from metrics/ when not collected."""
+    path = results / "metrics.parquet"
+    files = [path] if path.is_file() else sorted((results / "metrics").glob("*.parquet"))
+    if not path.is_file():
+        audit.gaps.append(
+            Gap(path.name, f"measurements were not collected; {len(files)} single files are shown")
+        )
+    frames = []
+    for file in files:
+        try:
+            frames.append(read(file, wanted))
+        except (OSError, pa.ArrowInvalid) as error:
+            audit.gaps.append(Gap(str(file.relative_to(results)), f"cannot be read: {str(error)[:200]}"))
+    return pd.concat([empty_metrics(), *frames], ignore_index=True) if frames else empty_metrics()
+
+
+def _claims(data: Any, path: Path) -> list[dict[str, Any]]:
+    rows = data.get("claims") if isinstance(data, dict) else data
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ReportError(f"{path}: expected a list of claims, or an object with a list `claims`")
+    for number, row in enumerate(rows):
+        state = row.get("state", row.get("verdict"))
+        if state not in CLAIM_STATES:
+            raise ReportError(
+                f"{path}: claim {number}: state = {state!r}; allowed: {', '.join(CLAIM_STATES)}"
+            )
+        if not isinstance(row.get("claim"), str):
+            raise ReportError(f"{path}: claim {number}: claim = {row.get('claim')!r}, expected a sentence")
+    return [row | {"state": CLAIM_STATES[row.get("state", row.get("verdict"))]} for row in rows]

@@ -1,0 +1,121 @@
+"""From an audit to one self-contained HTML text."""
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import vl_convert
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from dsv4.ladder import State
+from dsv4.report import bounds, digits, frames, panels, payload, tables, theme, words
+from dsv4.report.ledger import costs, ledger
+from dsv4.report.load import Audit
+from dsv4.report.marks import TAP_ORDER
+
+HERE = Path(__file__).parent
+
+
+def render(audit: Audit, now: datetime | None = None) -> str:
+    """The whole page."""
+    limits = {name: verdict.get("limits") or [] for name, verdict in audit.verdicts.items()}
+    cells = bounds.with_limits(bounds.with_floor(frames.heat(frames.cells(audit.metrics))), limits)
+    order = [rung.id for rung, _ in tables.ordered(audit.ladder)]
+    measured = _among(order, cells["variant"])
+    rows = {"cells": cells, "codes": frames.codes(audit.metrics), "drift": frames.drift(audit.metrics)}
+    packed, left_out = payload.fit(rows, _by_interest(audit, measured))
+    shown = [name for name in measured if name not in left_out]
+    first = _first(audit, shown)
+    one = panels.one_variant(*(_sample(frames.of(frame, first)) for frame in rows.values()))
+    whole = panels.whole_ladder(frames.end_to_end(audit.metrics), ledger(audit), order)
+    title, tone = words.headline(audit)
+    script, style = _sources()
+    context: dict[str, Any] = {
+        "audit": audit,
+        "title": title,
+        "tone": tone,
+        "summary": words.summary(audit),
+        "labels": audit.head.get("labels") or [],
+        "rungs": tables.rungs(audit, cells),
+        "untimed": None if tables.timed(audit) else tables.UNTIMED,
+        "one": one,
+        "whole": whole,
+        "shown": shown,
+        "left_out": left_out,
+        "first": first,
+        "againsts": _among(("trained", "plain", "parent", "B0", "floor"), cells["against"]),
+        "taps": _among(TAP_ORDER, cells.loc[cells["kind"] == "value", "tap"]),
+        "layer_tables": [tables.layer_table(cells, order, tap) for tap in ("attn_out", "moe_out")],
+        "parts": frames.parts(audit.metrics).to_dict("records"),
+        "costs": costs(audit),
+        "details": tables.details(audit),
+        "nonfinite": frames.nonfinite(audit.metrics).to_dict("records"),
+        "identity": tables.identity(audit),
+        "now": now or datetime.now(UTC),
+        "digits": digits,
+        "packed": packed,
+        "specs": Markup(panels.specs([*one, *whole])),  # every "<" is escaped
+        "script": Markup(script),  # ours and Vega's, hashed in the policy
+        "style": Markup(style),
+        "policy": _policy(script, style),
+    }
+    env = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return env.get_template("page.html.j2").render(context)
+
+
+def _among(names: Iterable[str], column: Iterable[str]) -> list[str]:
+    """Names that a column holds, in their own order."""
+    held = set(column)
+    return [name for name in names if name in held]
+
+
+def _sample(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a tap: enough to size a chart by, cheap to build it from."""
+    return frame.drop_duplicates("point" if "point" in frame else "tap")
+
+
+def _by_interest(audit: Audit, names: list[str]) -> list[str]:
+    """What the page keeps first when it cannot keep all: failures, the spine, then leaves."""
+    spine = {rung.id for rung in audit.ladder if rung.spine}
+    good = {rung.id for rung in audit.ladder if audit.state(rung) is State.PASS}
+    return sorted(names, key=lambda name: (name in good, name not in spine))
+
+
+def _first(audit: Audit, shown: list[str]) -> str:
+    """The variant that the charts open with: the failing rung, else the last that was measured."""
+    failing = [rung.id for rung in audit.ladder if rung.spine and audit.state(rung) is State.FAIL]
+    spine = [rung.id for rung in audit.ladder if rung.spine and rung.id in shown]
+    wanted = [audit.target or "", *failing, *reversed(spine), *shown]
+    return next((name for name in wanted if name in shown), "")
+
+
+@cache
+def _sources() -> tuple[str, str]:
+    script = (
+        "{"
+        + vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+        + "}\n"
+        + (HERE / "page.js").read_text()
+    )
+    return script, theme.variables() + (HERE / "page.css").read_text()
+
+
+def _policy(script: str, style: str) -> str:
+    """Nothing may load, and only these two texts may run or style."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)]
+    return (
+        f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,164 @@
+"""The page's charts, each with the words that say how to read it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import altair as alt
+import pandas as pd
+
+from dsv4.report import charts, heat, ladder_charts, theme
+from dsv4.report.marks import NUMBERS, TEXTS
+
+CHOSEN = ("variant", "mode", "against")
+TITLES = TEXTS | {name: title for name, (title, _) in NUMBERS.items()}
+NO_STEPS = "No per-step rows in metrics.parquet (column step), so drift over decode steps cannot be drawn."
+MEASURES = {"kl_nats": "KL, nats", "rel_l2": "relative L2", "top1": "top-1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One chart.
+
+    Attributes
+    ----------
+    id : name in the page.
+    title, lead : what it shows, and how to read it.
+    chart : the drawing, or None with the reason in ``lead``.
+    columns : of the table below it.
+    data : table of the payload that its rows come from; empty: they are in the chart.
+    key : parts of the key of its rows: a control's name, or a fixed word after ``=``.
+    only : ``column=value``, the rows that the panel is about; empty: all.
+    look : its place in the grid: "" or "wide".
+    """
+
+    id: str
+    title: str
+    lead: str
+    chart: alt.LayerChart | None
+    columns: tuple[str, ...]
+    data: str = ""
+    key: tuple[str, ...] = ()
+    only: str = ""
+    look: str = ""
+
+
+def one_variant(cells: pd.DataFrame, codes: pd.DataFrame, drift: pd.DataFrame) -> list[Panel]:
+    """Charts of the chosen variant; the frames are those of one variant, to size the charts by."""
+    return [
+        Panel(
+            id="cosine",
+            title="Cosine by layer",
+            lead="Worst prompt; dashed: worst row; wide tick: the gate's limit; short tick: what noise explains.",
+            chart=charts.layer_cosine(cells),
+            columns=("layer", "tap", "cos", "cos_row", "rel_l2", "gain", "floor", "limit", "bad", "at"),
+            data="cells",
+            key=CHOSEN,
+            only="kind=value",
+        ),
+        Panel(
+            id="gain",
+            title="Gain by layer",
+            lead="A constant factor leaves cosine at 1; it shows here as a gain other than 1.",
+            chart=charts.gain(cells),
+            columns=("layer", "tap", "gain", "rel_l2", "bad", "at"),
+            data="cells",
+            key=CHOSEN,
+            only="kind=value",
+        ),
+        Panel(
+            id="excess",
+            title="Excess over the noise floor",
+            lead="Isolated: does the code compute what its plan says? Past 1 (triangle): no. Click: pick a tap.",
+            chart=heat.heat_excess(cells),
+            columns=("layer", "tap", "excess", "verdict", "rel_l2", "bad", "at"),
+            data="cells",
+            key=("variant", "=isolated", "=floor"),
+        ),
+        Panel(
+            id="error",
+            title="Error by layer and tap",
+            lead="Against the chosen reference: what the plan costs. Click: pick a tap.",
+            chart=heat.heat_error(cells),
+            columns=("layer", "tap", "rel_l2", "cos", "overlap", "max_abs", "changed", "bad", "at"),
+            data="cells",
+            key=CHOSEN,
+        ),
+        Panel(
+            id="choices",
+            title="Choices",
+            lead="Experts and index entries that the reference chose too: mean over rows, down to the worst row.",
+            chart=charts.choices(cells),
+            columns=("layer", "tap", "overlap", "overlap_min", "at"),
+            data="cells",
+            key=("variant", "mode", "=trained"),
+            only="kind=ids",
+        ),
+        Panel(
+            id="codes",
+            title="Stored codes changed",
+            lead="At quantisation points, isolated, against the parent: one ring a layer. All at 0: bit-equal storage.",
+            chart=charts.codes(codes),
+            columns=("layer", "point", "changed", "at"),
+            data="codes",
+            key=("variant",),
+        ),
+        Panel(
+            id="drift",
+            title="Drift over decode steps",
+            lead="Free run against the trained reference, worst prompt and layer at each step."
+            if len(drift)
+            else NO_STEPS,
+            chart=charts.drift(drift) if len(drift) else None,
+            columns=("tap", "step", "value", "bad", "at"),
+            data="drift",
+            key=("variant",),
+            look="wide",
+        ),
+    ]
+
+
+def whole_ladder(text: pd.DataFrame, ledger: pd.DataFrame, order: Sequence[str]) -> list[Panel]:
+    """Charts of all variants; their rows are in the chart."""
+    said = "Free run against the trained reference, one mark a prompt and phase."
+    panels = [
+        Panel(
+            id="text",
+            title="Text: KL of the next token",
+            lead=said if len(text) else "No logits were measured.",
+            chart=ladder_charts.end_to_end(text, order) if len(text) else None,
+            columns=("variant", "prompt", "phase", "kl_nats", "kl_worst", "top1", "bad"),
+        )
+    ]
+    for number, (measure, rows) in enumerate(ledger.groupby("measure", sort=False)):
+        name = MEASURES.get(str(measure), str(measure).replace("_", " "))
+        panels.append(
+            Panel(
+                id=f"ledger{number}",
+                title=f"Ledger: {name}",
+                lead="What each rung added to its parent, and the sum so far against the reference; ticks: budgets.",
+                chart=ladder_charts.ledger(rows, order, name),
+                columns=("variant", "what", "value", "budget"),
+            )
+        )
+    return panels
+
+
+def specs(panels: Sequence[Panel]) -> str:
+    """JSON of all charts, safe inside a script element; rows that the payload holds are left out."""
+    found = {}
+    for panel in panels:
+        if panel.chart is None:
+            continue
+        spec = panel.chart.properties(padding=2).to_dict()
+        spec.pop("$schema", None)
+        spec["config"] = theme.config()
+        if panel.data:
+            spec["datasets"] = {"rows": []}
+        found[panel.id] = {
+            "spec": spec,
+            "pick": any(param["name"] == "pick" for param in spec.get("params", [])),
+            "columns": [(name, TITLES.get(name, name)) for name in panel.columns],
+            **{name: getattr(panel, name) for name in ("data", "key", "only")},
+        }
+    return json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")

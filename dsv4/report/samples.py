@@ -1,0 +1,141 @@
+"""Artefacts of made-up audits of the real ladder, for the tests: no model runs, every state occurs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dsv4.ladder import Ladder, Variant
+from dsv4.report.sample_metrics import SIZE, measurements
+
+CONFIG = Path(__file__).parents[2] / "config.yaml"
+FAILED = {
+    "P4_scalar_gsa": ("fail", 0, "attn_quant", "attn_in_q", "gain 0.62 in the worst row, limit 0.999"),
+    "KV_nvfp4": ("fail", 2, "comp_store", "comp_store", "relative L2 0.091 to plain, limit 0.03"),
+    "B1_rope_fp8": (
+        "fail",
+        4,
+        "attend",
+        "attn_out",
+        "layer 4, attn_out (attend): rope: rel_l2 0.037 against trained is over 0.014 (attn_out.rope.rel_l2.trained)",
+    ),
+    "B2": (
+        "fail",
+        4,
+        "index_topk",
+        "topk",
+        "layer 4, topk (index_topk): 12 of 40 entries differ in the worst row, limit 2",
+    ),
+    "B2_fp4": ("cannot_measure", None, None, None, "no row has more than index_topk visible entries"),
+}
+BLOCKED = ("B3", "B4_router", "B4_swiglu", "B4_attn_out", "B4_head")
+
+
+def status(variant: Variant, *, failing: bool) -> str:
+    """State of a rung in the made-up audit."""
+    if variant.on_request:
+        return "not_run"
+    if failing and variant.id in BLOCKED:
+        return "blocked"
+    return FAILED[variant.id][0] if failing and variant.id in FAILED else "pass"
+
+
+def verdict(variant: Variant, *, failing: bool) -> dict[str, Any]:
+    """One element of gates.json."""
+    state = status(variant, failing=failing)
+    found: dict[str, Any] = {
+        "id": variant.id,
+        "parent": variant.parent,
+        "spine": variant.spine,
+        "change": {name: list(pair) for name, pair in variant.change.items()},
+        "commit": "0b6ca0d4c1",
+        "status": state,
+        "why": variant.why,
+    }
+    if state in ("blocked", "not_run"):
+        reason = "blocked by B2" if state == "blocked" else "on request"
+        return found | {"reasons": [reason]}
+    size = SIZE.get(variant.id, 1e-3)
+    worst = {"prompt": "code", "step": 7, "layer": 5, "tap": "attn_out", "row": 131}
+    found |= {
+        "taps": [36, 37],
+        "cos": {"min": 1 - size**2, "mean": 1 - size**2 / 3, "per_layer": [1 - size**2] * 8, "worst": worst},
+        "reasons": [],
+        "not_exercised": ["clamp: never reached in layers 0, 1", "one page only in prompt capital"],
+        "e2e": {"kl_nats": size / 9, "top1": 1 - size},
+        "cost": {"launches": 700, "launches_delta": -40, "bytes_delta": -2048, "bytes": 90112, "time": None},
+        "culprit": None,
+        "fidelity": "within",
+        "blast_radius": {"ok": True, "changed": []},
+        "ledger": {
+            "own": {"kl_nats": size / 20, "rel_l2": size / 2},
+            "sum": {"kl_nats": size / 9, "rel_l2": size},
+            "budget": {"kl_nats": 2e-3, "rel_l2": 2e-2},
+        },
+        "confirmed": None,
+        "limits": [
+            {"tap": "attn_out", "metric": "rel_l2", "against": "trained", "mode": "isolated", "value": 0.03}
+        ],
+    }
+    if state != "pass":
+        _, layer, stage, tap, reason = FAILED[variant.id]
+        found |= {"reasons": [reason], "fidelity": "outside"}
+        if layer is not None:
+            found["culprit"] = {"layer": layer, "stage": stage, "tap": tap, "prompt": "document", "row": 812}
+            found["confirmed"] = {"repeat": True, "revert": True, "reapply": True}
+    return found
+
+
+CLAIMS = [
+    ("P5 saves 5 x 2 x layers launches: 610, 430, 80", "80 on 8 layers", "holds", "counted from the op list"),
+    (
+        "mHC + RMSNorm + quantise: cosine 0.999 to unfused at T = 1, 8, 128",
+        "0.99992 / 0.99991 / 0.99991",
+        "holds",
+        "",
+    ),
+    (
+        "4-bit KV costs 0.4% a round trip (relative L2 of values)",
+        "9.1%",
+        "does_not",
+        "NVFP4, 16 values a scale",
+    ),
+    ("FP8 doubles the matrix rate of QK", None, "not_run", "no GPU on this device"),
+]
+
+
+def write(results: Path, *, failing: bool = True) -> Path:
+    """Write a whole results folder and return it."""
+    ladder = Ladder(yaml.safe_load(CONFIG.read_text())["ladder"])
+    results.mkdir(parents=True)
+    run = {
+        "checkpoint": "3f2a9c1d" + "0" * 56,
+        "commit": "0b6ca0d4c1",
+        "dirty": False,
+        "versions": {"torch": "2.13.0", "numpy": "2.4.6"},
+        "seed": 0,
+        "device": "cpu",
+        "date": "2026-01-31T12:00:00Z",
+        "command": "snakemake all",
+    }
+    gates = {
+        "schema": 1,
+        "model": "nano",
+        "device": "cpu",
+        "labels": ["emulated on cpu", "trained nano weights"],
+        "run": run,
+        "variants": [verdict(variant, failing=failing) for variant in ladder],
+    }
+    keys = ("claim", "measured", "state", "reason")
+    claims = [dict(zip(keys, row, strict=True), device="cpu") for row in CLAIMS]
+    (results / "gates.json").write_text(json.dumps(gates))
+    (results / "claims.json").write_text(json.dumps(claims))
+    (results / "checkpoint.json").write_text(
+        json.dumps({"sha256": run["checkpoint"], "num_hidden_layers": 8})
+    )
+    measurements(
+        [rung.id for rung in ladder if status(rung, failing=failing) not in ("blocked", "not_run")],
+        FAILED if failing else {},
+    ).to_parquet(results / "metrics.parquet")
+    return results

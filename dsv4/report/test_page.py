@@ -1,0 +1,118 @@
+import base64
+import gzip
+import json
+import re
+
+import pandas as pd
+import pytest
+from markupsafe import escape
+
+from dsv4.report import frames, payload
+from dsv4.report.__main__ import main
+from dsv4.report.load import load
+from dsv4.report.page import render
+from dsv4.report.samples import CONFIG
+
+
+@pytest.fixture(scope="module")
+def page(failing):
+    return render(load(failing, CONFIG))
+
+
+def own(page):
+    """The page without Vega's bundle, whose code holds names of XML namespaces."""
+    return re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+
+
+def test_page_names_no_external_address(page):
+    assert not re.search(r"https?://|//cdn|url\(|@import|<link|<img|<iframe", own(page))
+    assert not re.search(r"<script[^>]*\bsrc=", page)
+
+
+def test_policy_lets_nothing_load(page):
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_page_is_under_4_mb(page):
+    assert len(page.encode()) < 4_000_000
+
+
+def test_first_screen_says_it_in_words(page):
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", own(page)))
+    for said in (
+        "B2 fails in layer 4, index_topk (topk)",
+        "time: not measured on this device",
+        "keep BF16 rope",
+        "safe to stack",
+        "blocked by B2",
+        "snakemake B5_all",
+        "emulated on cpu",
+        "trained nano weights",
+        "36 of 37",
+        "3 non-finite",
+        "clamp: never reached in layers 0, 1",
+        "0b6ca0d4c1",
+        "does not",
+    ):
+        assert str(escape(said)) in text, said
+
+
+def test_what_artefacts_say_is_escaped(failing):
+    audit = load(failing, CONFIG, "B2")
+    audit.verdicts["B2"]["reasons"] = ["<script>alert(1)</script>"]
+    audit.claims[0]["measured"] = "<b>x</b>"
+    page = render(audit)
+    assert "<script>alert" not in page
+    assert "<b>x</b>" not in page
+
+
+def test_same_artefacts_give_the_same_page(failing):
+    first, second = (re.sub(r"page made.*", "", render(load(failing, CONFIG, "P4"))) for _ in range(2))
+    assert first == second
+
+
+def test_index_is_a_copy_of_the_named_page(failing, tmp_path):
+    options = [
+        "--results",
+        str(failing),
+        "--config",
+        str(CONFIG),
+        "--reports",
+        str(tmp_path),
+        "--target",
+        "P4",
+    ]
+    assert main(options) == 0
+    index, named = sorted(tmp_path.iterdir(), key=lambda path: path.name != "index.html")
+    assert named.name.startswith(f"{failing.name}-20")
+    assert index.read_bytes() == named.read_bytes()
+
+
+def test_rows_survive_packing(failing):
+    cells = frames.heat(frames.cells(load(failing, CONFIG).metrics)).assign(floor=float("nan"), limit=1e-4)
+    one = cells[(cells["variant"] == "B1") & (cells["mode"] == "isolated") & (cells["against"] == "trained")]
+    columns = ("layer", "tap", "cos", "bad", "floor", "limit")
+    packed = payload.pack({"cells": payload.table(one, ("variant", "mode", "against"), columns)})
+    back = json.loads(gzip.decompress(base64.b64decode(packed)))["cells"]
+    layer, tap, cos, _, floor, limit = back["rows"]["B1|isolated|trained"]
+    assert layer == one["layer"].tolist()
+    assert [back["texts"]["tap"][number] for number in tap] == one["tap"].tolist()
+    assert (
+        max(abs(a - b) for a, b in zip(cos, one["cos"].fillna(0).tolist(), strict=True) if a is not None)
+        < 1e-9
+    )
+    assert set(floor) == {None}
+    assert set(limit) == {1e-4}
+
+
+def test_page_that_would_be_too_heavy_drops_the_least_interesting(monkeypatch, failing):
+    audit = load(failing, CONFIG, "B2")
+    monkeypatch.setattr(payload, "LIMIT", 100_000)
+    page = render(audit)
+    assert len(re.search(r'id="data">([^<]*)<', page)[1]) <= payload.LIMIT
+    dropped = re.search(r"Left out to keep the page under 4 MB: ([^;]*);", page)[1].split(", ")
+    assert "B2" not in dropped
+    assert set(dropped) < set(pd.unique(audit.metrics["variant"]))

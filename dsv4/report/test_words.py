@@ -1,0 +1,113 @@
+import json
+
+import pytest
+
+from dsv4.ladder import State
+from dsv4.report import digits, words
+from dsv4.report.load import load
+from dsv4.report.samples import CONFIG
+
+
+def audit(results, target=None, **changes):
+    """An audit with the verdicts of some variants replaced; None removes one."""
+    found = load(results, CONFIG, target)
+    for name, change in changes.items():
+        if change is None:
+            found.verdicts.pop(name, None)
+        else:
+            found.verdicts[name] = found.verdicts.get(name, {"id": name}) | change
+    return found
+
+
+def test_failure_names_rung_place_reason_and_what_is_blocked(failing):
+    text, tone = words.headline(audit(failing))
+    assert text == (
+        "B2 fails in layer 4, index_topk (topk): 12 of 40 entries differ in the worst row, limit 2;"
+        " so B3 and above are blocked."
+    )
+    assert tone is State.FAIL
+
+
+def test_all_pass_says_where_the_next_change_goes(passing):
+    text, tone = words.headline(audit(passing))
+    assert text == "All 12 rungs pass; the next change may be stacked on B4_head."
+    assert tone is State.PASS
+
+
+def test_failing_leaf_blocks_nothing(passing):
+    text, _ = words.headline(audit(passing, B1_rope_fp8={"status": "fail"}))
+    assert text.startswith("All 12 rungs pass")
+
+
+def test_last_rung_failing_blocks_nothing(passing):
+    text, _ = words.headline(audit(passing, B4_head={"status": "fail", "culprit": None, "reasons": []}))
+    assert text == "B4_head fails."
+
+
+def test_cannot_measure_is_no_pass(passing):
+    text, tone = words.headline(audit(passing, B2={"status": "cannot_measure", "reasons": ["one page only"]}))
+    assert text == "B2 cannot be measured: one page only; so B3 and above are blocked."
+    assert tone is State.CANNOT_MEASURE
+
+
+def test_missing_verdict_is_said(passing):
+    missing = dict.fromkeys(("B3", "B4_router", "B4_swiglu", "B4_attn_out", "B4_head"))
+    text, tone = words.headline(audit(passing, **missing))
+    assert text == "The audit is not complete: B2 and below pass; B3 and above were not run."
+    assert tone is State.NOT_RUN
+
+
+def test_rung_without_verdict_on_a_failed_one_is_blocked(failing):
+    found = audit(failing, B3=None, B4_router=None)
+    states = {rung.id: found.state(rung) for rung in found.ladder}
+    assert states["B3"] is State.BLOCKED
+    assert states["B4_router"] is State.BLOCKED
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("B1", "safe to stack"),
+        ("B1_q2", "may adopt q in two FP8 terms"),
+        ("B1_rope_fp8", "keep BF16 rope: rope: rel_l2 0.037 against trained is over 0.014"),
+        ("B3", "blocked by B2"),
+        ("B2_fp4", "not shown to be safe: no row has more than index_topk visible entries"),
+        ("B5_all", "on request: snakemake B5_all"),
+    ],
+)
+def test_advice(failing, name, said):
+    found = load(failing, CONFIG)
+    assert words.advice(found, next(rung for rung in found.ladder if rung.id == name)) == said
+
+
+def test_target_leaf_leads_its_own_page(failing, passing):
+    assert words.headline(audit(passing, "B1_q2"))[0] == "B1_q2: pass; may adopt q in two FP8 terms."
+    text, _ = words.headline(audit(failing, "B1_rope_fp8"))
+    assert text.startswith("B1_rope_fp8: fail in layer 4, attend (attn_out); keep BF16 rope")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.0, "1"),
+        (1 - 3e-8, "1−3e-8"),
+        (0.9991234, "0.999123"),
+        (float("nan"), "—"),
+        (None, "—"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_cosine_keeps_the_digits_that_tell_it_from_one(value, text):
+    assert digits.cosine(value) == text
+
+
+def test_percent_is_whole_only_when_all():
+    assert digits.percent(1.0) == "100%"
+    assert digits.percent(0.99999) == "<100%"
+
+
+def test_numbers_are_short():
+    assert digits.number(1.2e-12) == "1.2e-12"
+    assert digits.number(-0.5, ".2f") == "−0.50"
+    assert digits.signed(-2048) == "−2,048"
+    assert json.dumps(digits.number(float("-inf"))) == '"inf"'

@@ -1,0 +1,165 @@
+"""Verdicts in words that a person can act on; nothing here computes a number."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dsv4.ladder import State, Variant
+from dsv4.report.load import Audit
+
+PLACED = re.compile(r"^(layer \d+|after the last layer), \w+ \(\w+\):?\s*")
+LIMIT_NAME = re.compile(r"(, what its formats explain)? \([\w.]+\)$")
+WORDS = {
+    State.PASS: "pass",
+    State.FAIL: "fail",
+    State.BLOCKED: "blocked",
+    State.NOT_NEEDED: "not needed",
+    State.NOT_RUN: "not run",
+    State.CANNOT_MEASURE: "cannot measure",
+}
+PHRASES = {
+    ("norm_quant", "unfused"): "norm and quantiser apart",
+    ("norm_quant", "fused"): "gsa per row",
+    ("norm_quant", "fused_scalar_gsa"): "one gsa for all rows",
+    ("mhc_quant", "unfused"): "the mHC stream sum apart",
+    ("mhc_quant", "fused"): "the fused mHC pre",
+    ("q_a_norm", "unfused"): "q_a's norm apart",
+    ("kv_read", "gather_bf16"): "the BF16 gather",
+    ("kv_read", "in_place"): "KV read in place",
+    ("kv_format", "fp8"): "FP8 KV",
+    ("kv_format", "nvfp4"): "NVFP4 KV",
+    ("kv_record", "seven_scales"): "one scale per 64",
+    ("kv_record", "aligned"): "the aligned record",
+    ("q_format", "bf16"): "BF16 q",
+    ("q_format", "fp8"): "q in one FP8 term",
+    ("q_format", "fp8x2"): "q in two FP8 terms",
+    ("rope_format", "bf16"): "BF16 rope",
+    ("rope_format", "fp8"): "FP8 rope",
+    ("pv_format", "bf16"): "BF16 PV",
+    ("pv_format", "fp8"): "FP8 PV",
+    ("index_score", "einsum_fp32"): "the FP32 indexer einsum",
+    ("index_score", "fp8"): "FP8 index scores",
+    ("index_score", "fp4"): "FP4 index scores",
+    ("kv_norm", "unfused"): "kv's norm apart",
+    ("residual", "bf16"): "the BF16 residual",
+}
+
+
+def phrase(field: str, value: str) -> str:
+    """A plan value as an engineer says it."""
+    return PHRASES.get((field, value), f"{field.removeprefix('casts.')} {value}")
+
+
+def place(culprit: Mapping[str, Any] | None) -> str:
+    """Where a rung fails, in words, or an empty text."""
+    if not culprit:
+        return ""
+    layer, stage, tap = culprit.get("layer"), culprit.get("stage"), culprit.get("tap")
+    at = "the model's head" if layer in (-1, "model") else f"layer {layer}" if layer is not None else ""
+    op = stage or tap or ""
+    named = f"{op} ({tap})" if tap and tap != op else op
+    return ", ".join(text for text in (at, named) if text)
+
+
+def reason(verdict: Mapping[str, Any] | None, width: int = 200) -> str:
+    """The first reason of a verdict without the place, which stands beside it; or an empty text."""
+    first = ((verdict or {}).get("reasons") or [""])[0]
+    text = LIMIT_NAME.sub("", PLACED.sub("", first)).removeprefix("is ")
+    return text if len(text) <= width else text[: width - 1].rsplit(" ", 1)[0].rstrip(",;:") + " …"
+
+
+def advice(audit: Audit, variant: Variant) -> str:
+    """What to do about a rung."""
+    verdict = audit.verdicts.get(variant.id)
+    why = reason(verdict, 110)
+    tail = f": {why}" if why else ""
+    field, (old, new) = next(iter(variant.change.items()), ("", ("", "")))
+    match audit.state(variant):
+        case State.PASS if not variant.change:
+            return "the bottom of the ladder holds"
+        case State.PASS:
+            return "safe to stack" if variant.spine else f"may adopt {phrase(field, new)}"
+        case State.FAIL:
+            return f"keep {phrase(field, old)}{tail}" if variant.change else f"mend this first{tail}"
+        case State.BLOCKED:
+            return why or f"blocked by {_blocker(audit) or 'a rung below'}"
+        case State.CANNOT_MEASURE:
+            return f"not shown to be safe{tail}"
+        case State.NOT_NEEDED:
+            return f"not needed{tail}"
+    if variant.on_request:
+        return f"on request: snakemake {variant.id}"
+    return (
+        why
+        if verdict and why
+        else "no verdict: the run stopped before this gate"
+        if not verdict
+        else "not run"
+    )
+
+
+def _spine(audit: Audit) -> list[Variant]:
+    return [variant for variant in audit.ladder if variant.spine]
+
+
+def _blocker(audit: Audit) -> str | None:
+    stops = (State.FAIL, State.CANNOT_MEASURE)
+    return next((rung.id for rung in _spine(audit) if audit.state(rung) in stops), None)
+
+
+def headline(audit: Audit) -> tuple[str, State]:
+    """The page's first sentence and the state that it reports."""
+    spine = _spine(audit)
+    leaf = audit.ladder[-1] if audit.target and not audit.ladder[-1].spine else None
+    good = (State.PASS, State.NOT_NEEDED)
+    stops = [number for number, rung in enumerate(spine) if audit.state(rung) not in good]
+    if not stops:
+        return _leaf(audit, leaf) if leaf else _all_pass(spine)
+    first = spine[stops[0]]
+    above = spine[stops[0] + 1] if stops[0] + 1 < len(spine) else None
+    verdict = audit.verdicts.get(first.id)
+    found = audit.state(first)
+    if found is State.FAIL:
+        at, why = place((verdict or {}).get("culprit")), reason(verdict)
+        text = f"{first.id} fails" + (f" in {at}" if at else "") + (f": {why}" if why else "")
+        return text + (f"; so {above.id} and above are blocked." if above else "."), found
+    if found is State.CANNOT_MEASURE:
+        why = reason(verdict)
+        text = f"{first.id} cannot be measured" + (f": {why}" if why else "")
+        return text + (f"; so {above.id} and above are blocked." if above else "."), found
+    below = f"{spine[stops[0] - 1].id} and below pass; " if stops[0] else ""
+    return (
+        f"The audit is not complete: {below}{first.id} {'and above were' if above else 'was'} not run.",
+        State.NOT_RUN,
+    )
+
+
+def _all_pass(spine: list[Variant]) -> tuple[str, State]:
+    count = f"All {len(spine)} rungs pass" if len(spine) > 1 else "The rung passes"
+    return f"{count}; the next change may be stacked on {spine[-1].id}.", State.PASS
+
+
+def _leaf(audit: Audit, leaf: Variant) -> tuple[str, State]:
+    verdict = audit.verdicts.get(leaf.id)
+    at = place((verdict or {}).get("culprit"))
+    found = audit.state(leaf)
+    return f"{leaf.id}: {WORDS[found]}{f' in {at}' if at else ''}; {advice(audit, leaf)}.", found
+
+
+def summary(audit: Audit) -> str:
+    """Counts behind the headline, and whether the culprit was confirmed."""
+    spine, leaves = _spine(audit), [rung for rung in audit.ladder if not rung.spine]
+    sentences = [f"Ladder: {_count(audit, spine)}."]
+    if leaves:
+        sentences.append(f"Leaves, tried and never stacked: {_count(audit, leaves)}.")
+    blocker = _blocker(audit)
+    confirmed = audit.verdicts[blocker].get("confirmed") if blocker else None
+    if confirmed:
+        held = all(value is not False for value in confirmed.values())
+        sentences.append(f"Repeat, revert, re-apply {'confirms' if held else 'does not confirm'} {blocker}.")
+    return " ".join(sentences)
+
+
+def _count(audit: Audit, rungs: list[Variant]) -> str:
+    found = [audit.state(rung) for rung in rungs]
+    return ", ".join(f"{found.count(each)} {WORDS[each]}" for each in State if each in found)
