@@ -17,14 +17,15 @@ VENV_FLAGS :=
 CONSTRAINTS := -c constraints-cpu.txt
 endif
 
-.PHONY: audit test check setup clean
+.PHONY: audit test check setup
 setup: .venv/.audit .venv/.dev
 
 .venv/.audit: pyproject.toml constraints-cpu.txt
 	@echo "set up .venv, once: torch ($(TORCH)) and what the audit needs, a minute or two"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_FLAGS) .venv
 ifeq ($(TORCH),system)
-	@$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)"
+	@$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)" \
+	  || { echo "TORCH=system: $(PYTHON) has no torch or no triton of its own"; exit 1; }
 else
 	@$(PIP) torch==2.13.0
 endif
@@ -49,6 +50,3 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/pyright --pythonpath $(BIN)/python
-
-clean:
-	rm -rf .venv .snakemake results reports
