@@ -1,6 +1,7 @@
 """Model sizes from a checkpoint's ``config.json``, in the checkpoint's own names."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ class CheckpointError(ValueError):
 
 LayerKind = Literal["window", "csa", "hca"]
 CSA_RATIO = 4
+MAY_BE_ZERO = ("num_hash_layers", "compress_ratios")
+CORRECT = "correct config.json, or fetch the checkpoint again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,24 +92,28 @@ def load_config(folder: Path) -> ModelConfig:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; `checkpoint` must be a Hugging Face model folder") from None
     except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: not JSON ({error})") from None
+        raise CheckpointError(f"{path}: not JSON ({error}); {CORRECT}") from None
     return parse_config(raw, path)
 
 
 def parse_config(raw: Mapping[str, Any], path: Path = Path("config.json")) -> ModelConfig:
     """Build the config from a parsed ``config.json``; see :func:`load_config`."""
-    rope = raw.get("rope_scaling") or (raw.get("rope_parameters") or {}).get("compress") or {}
+    if not isinstance(raw, Mapping):
+        raise CheckpointError(f"{path}: not an object of keys; is this a DeepSeek-V4 config?")
+    rope = raw.get("rope_scaling") or (raw.get("rope_parameters") or {}).get("compress")
     values: dict[str, Any] = {}
     for name, kind in ModelConfig.__annotations__.items():
         source, key = (rope, _RENAMED[name]) if name in _RENAMED else (raw, name)
-        if key not in source:
-            where = "rope_scaling." if name in _RENAMED else ""
-            raise CheckpointError(f"{path}: key {where}{key} is missing; is this a DeepSeek-V4 config?")
-        values[name] = _typed(source[key], kind, f"{path}: {key}")
+        where = f"rope_scaling.{key}" if name in _RENAMED else key
+        if not isinstance(source, Mapping) or key not in source:
+            raise CheckpointError(f"{path}: key {where} is missing; is this a DeepSeek-V4 config?")
+        values[name] = _typed(source[key], kind, f"{path}: {where}")
     ratios = values["compress_ratios"]
     layers = values["num_hidden_layers"]
     if len(ratios) < layers:
-        raise CheckpointError(f"{path}: compress_ratios has {len(ratios)} entries for {layers} layers")
+        raise CheckpointError(
+            f"{path}: compress_ratios has {len(ratios)} entries for num_hidden_layers = {layers}; {CORRECT}"
+        )
     values["compress_ratios"] = ratios[:layers]  # a longer list's tail belongs to MTP layers
     config = ModelConfig(**values)
     _check(config, path)
@@ -115,32 +122,53 @@ def parse_config(raw: Mapping[str, Any], path: Path = Path("config.json")) -> Mo
 
 def _typed(value: Any, kind: type, where: str) -> Any:
     if kind == tuple[int, ...]:
-        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            raise CheckpointError(f"{where} = {value!r} is not a list of integers")
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise CheckpointError(f"{where} = {value!r} is not a list of integers; {CORRECT}")
         return tuple(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and value != int(value)):
-        raise CheckpointError(f"{where} = {value!r} is not {'an integer' if kind is int else 'a number'}")
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or (kind is int and value != int(value)):
+        raise CheckpointError(
+            f"{where} = {value!r} is not {'an integer' if kind is int else 'a finite number'}; {CORRECT}"
+        )
     return kind(value)
 
 
 def _check(config: ModelConfig, path: Path) -> None:
-    rules = {
-        "head_dim - qk_rope_head_dim must be a positive multiple of 64 (the KV record's scale group)": (
-            config.nope_head_dim > 0 and config.nope_head_dim % 64 == 0
+    """Refuse sizes that this model's formats or stages cannot have, naming the keys and their values."""
+    size = {name: getattr(config, name) for name in ModelConfig.__annotations__}
+    ratios = config.compress_ratios
+    rules = [
+        *((f"{name} must be positive", name, size[name] > 0) for name in size if name not in MAY_BE_ZERO),
+        ("num_hash_layers must not be negative", "num_hash_layers", config.num_hash_layers >= 0),
+        ("qk_rope_head_dim must be 64 (the KV record)", "qk_rope_head_dim", config.qk_rope_head_dim == 64),
+        (
+            "head_dim - qk_rope_head_dim must be a positive multiple of 64 (the KV record's scale group)",
+            "head_dim",
+            config.nope_head_dim > 0 and config.nope_head_dim % 64 == 0,
         ),
-        "qk_rope_head_dim must be 64 (the KV record)": config.qk_rope_head_dim == 64,
-        "o_groups must divide num_attention_heads": config.num_attention_heads % config.o_groups == 0,
-        "index_head_dim must be a power of two of at least 64": (
-            config.index_head_dim >= 64 and config.index_head_dim & (config.index_head_dim - 1) == 0
+        (
+            "o_groups must divide num_attention_heads",
+            "o_groups num_attention_heads",
+            config.num_attention_heads % max(config.o_groups, 1) == 0,
         ),
-        "compress_ratios must be 0, 4 or larger": all(
-            r == 0 or r >= CSA_RATIO for r in config.compress_ratios
+        (
+            "index_head_dim must be a power of two of at least 64",
+            "index_head_dim",
+            config.index_head_dim >= 64 and config.index_head_dim & (config.index_head_dim - 1) == 0,
         ),
-        "num_experts_per_tok must be at most n_routed_experts": (
-            config.num_experts_per_tok <= config.n_routed_experts
+        (
+            "compress_ratios must be 0 (window only), 4 (CSA) or larger (HCA)",
+            "compress_ratios",
+            all(ratio == 0 or ratio >= CSA_RATIO for ratio in ratios),
         ),
-        "sizes must be positive": min(config.hidden_size, config.num_hidden_layers, config.vocab_size) > 0,
-    }
-    for rule, holds in rules.items():
+        (
+            "num_experts_per_tok must be at most n_routed_experts",
+            "num_experts_per_tok n_routed_experts",
+            config.num_experts_per_tok <= config.n_routed_experts,
+        ),
+        ("rope_scaling.factor must be at least 1", "rope_factor", config.rope_factor >= 1),
+    ]
+    for rule, names, holds in rules:
         if not holds:
-            raise CheckpointError(f"{path}: {rule}")
+            got = ", ".join(f"{name} = {size[name]}" for name in names.split())
+            raise CheckpointError(f"{path}: {rule}; got {got}; {CORRECT}")
