@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,10 +20,19 @@ from dsv4.model.weights import (
     ModelWeights,
 )
 from kernels.formats import e2m1, fp8_block, nvfp4
-from kernels.linear.ref import Weight, plain_weight
+from kernels.linear.ref import Weight, WeightFormat, plain_weight
 
 BLOCK = 16  # values a scale in NVFP4
-FORMATS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "bf16"}
+SQUARE = 128  # rows and columns a scale in an FP8 weight
+FORMATS: dict[torch.dtype, WeightFormat] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+INTEGERS = (torch.int64, torch.int32)
+SAME_INPUT = (  # one quantised activation feeds both
+    ("self_attn.q_a_proj.weight", "self_attn.kv_proj.weight"),
+    ("mlp.experts.gate_up_proj", "mlp.shared_experts.gate_proj.weight"),
+    ("mlp.experts.gate_up_proj", "mlp.shared_experts.up_proj.weight"),
+)
+FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
+CONVERT = "convert the checkpoint to a format of DSV4 (NVFP4, FP8 in blocks, BF16, FP32)"
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class Tensors:
 
     def __init__(self, source: Path | Mapping[str, Tensor], config: ModelConfig) -> None:
         self.shapes = expected_shapes(config)
+        self._experts = config.n_routed_experts
         self.formats: dict[str, str] = {}
         self._stored = dict(source) if isinstance(source, Mapping) else _read_folder(source)
         self._where = "tensors" if isinstance(source, Mapping) else str(source)
@@ -78,81 +89,108 @@ class Tensors:
         return self._checked(name).float()
 
     def table(self, name: str) -> Tensor:
-        """An integer tensor."""
-        return self._take(name).long()
+        """The token-id to experts table: ``num_experts_per_tok`` different experts a token."""
+        tensor = self._take(name)
+        self.formats[name] = "int"
+        self._stored_as(name, tensor, INTEGERS)
+        self._expect(name, tensor, self.shapes[name])
+        low, high = int(tensor.min()), int(tensor.max())
+        if low < 0 or high >= self._experts:
+            self._refuse(name, f"names experts {low} to {high}, n_routed_experts is {self._experts}", FETCH)
+        repeated = (tensor.sort(-1).values.diff(dim=-1) == 0).any(-1).nonzero().flatten()
+        if len(repeated):
+            self._refuse(name, f"gives token {int(repeated[0])} the same expert twice", FETCH)
+        return tensor.long()
 
     def matrix(self, name: str) -> Weight:
         """A linear layer's (or a stack of experts') matrix in the format that it is stored in."""
-        return (
-            plain_weight(self._checked(name), self.formats[name])
-            if not self._quantised(name)
-            else self._codes(name)
-        )
-
-    def _quantised(self, name: str) -> bool:
-        stored = self._take(name, checked=False)
-        if stored.dtype == torch.uint8:
+        dtype = self._take(name).dtype
+        if dtype == torch.uint8:
             self.formats[name] = "nvfp4"
-        elif stored.dtype == torch.float8_e4m3fn:
+            return self._nvfp4(name)
+        if dtype == torch.float8_e4m3fn:
             self.formats[name] = "fp8"
-        elif stored.dtype in FORMATS:
-            self.formats[name] = FORMATS[stored.dtype]
-            return False
-        else:
-            raise CheckpointError(f"{self._where}: {name} is stored as {stored.dtype}; not a format of DSV4")
-        return True
-
-    def _codes(self, name: str) -> Weight:
-        if self.formats[name] == "fp8":
             return self._fp8(name)
-        shape, packed = self.shapes[name], self._take(name, checked=False)
-        scales, scale_2 = self._take(f"{name}_scale"), self._take(f"{name}_scale_2").double()
+        tensor = self._checked(name)
+        return plain_weight(tensor, FORMATS[tensor.dtype])
+
+    def check_shared_inputs(self) -> None:
+        """Refuse a layer whose matrices read one quantised input but are stored in different formats."""
+        for first, second in SAME_INPUT:
+            for name in [name for name in self.formats if name.endswith(first)]:
+                other = name.removesuffix(first) + second
+                if self.formats[name] != self.formats[other]:
+                    self._refuse(
+                        name,
+                        f"is stored as {self.formats[name]} and {other} as {self.formats[other]}, but one "
+                        "quantised input feeds both",
+                        "store both in one format",
+                    )
+
+    def _nvfp4(self, name: str) -> Weight:
+        shape, packed = self.shapes[name], self._take(name)
+        scales, scale_2 = self._take(f"{name}_scale"), self._take(f"{name}_scale_2")
+        self._stored_as(f"{name}_scale", scales, (torch.float8_e4m3fn,))
+        self._stored_as(f"{name}_scale_2", scale_2, tuple(FORMATS))
         self._expect(name, packed, (*shape[:-1], shape[-1] // 2))
         self._expect(f"{name}_scale", scales, (*shape[:-1], shape[-1] // BLOCK))
         self._expect(f"{name}_scale_2", scale_2, shape[:-2])
         self._finite(f"{name}_scale", scales.float())
         self._finite(f"{name}_scale_2", scale_2)
         values = nvfp4.scaled_values(e2m1.unpack(packed), scales.view(torch.uint8))
-        return Weight(values=values.double().transpose(-1, -2).contiguous(), scale=scale_2, format="nvfp4")
+        return Weight(
+            values=values.double().transpose(-1, -2).contiguous(), scale=scale_2.double(), format="nvfp4"
+        )
 
     def _fp8(self, name: str) -> Weight:
-        codes, scale = self._take(name, checked=False), self._take(f"{name}_scale_inv").float()
-        self._expect(name, codes, self.shapes[name])
+        shape, codes, scale = self.shapes[name], self._take(name), self._take(f"{name}_scale_inv")
+        self._stored_as(f"{name}_scale_inv", scale, tuple(FORMATS))
+        self._expect(name, codes, shape)
+        self._expect(f"{name}_scale_inv", scale, (*shape[:-2], *(-(-size // SQUARE) for size in shape[-2:])))
         self._finite(f"{name}_scale_inv", scale)
-        return plain_weight(fp8_block.dequantise_weight(codes.view(torch.uint8), scale), "fp8")
+        values = fp8_block.dequantise_weight(codes.view(torch.uint8), scale.float(), SQUARE)
+        self._finite(name, values)
+        return plain_weight(values, "fp8")
 
     def _checked(self, name: str) -> Tensor:
         tensor = self._take(name)
-        self.formats[name] = FORMATS.get(tensor.dtype, str(tensor.dtype))
+        self._stored_as(name, tensor, tuple(FORMATS))
+        self.formats[name] = FORMATS[tensor.dtype]
         self._expect(name, tensor, self.shapes[name])
         self._finite(name, tensor)
         return tensor
 
-    def _take(self, name: str, *, checked: bool = True) -> Tensor:
+    def _take(self, name: str) -> Tensor:
         if name not in self._stored:
-            raise CheckpointError(f"{self._where}: tensor {name} is missing")
+            self._refuse(name, "is missing", FETCH)
         return self._stored[name]
+
+    def _stored_as(self, name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+        if tensor.dtype not in dtypes:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            self._refuse(
+                name, f"is stored as {str(tensor.dtype).removeprefix('torch.')}, not {wanted}", CONVERT
+            )
 
     def _expect(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         if tuple(tensor.shape) != shape:
-            raise CheckpointError(
-                f"{self._where}: {name} has shape {tuple(tensor.shape)}, config.json asks for {shape}"
+            self._refuse(
+                name,
+                f"has shape {tuple(tensor.shape)}, config.json asks for {shape}",
+                "config.json and the weights are not of one model: " + FETCH,
             )
 
     def _finite(self, name: str, tensor: Tensor) -> None:
         bad = int((~torch.isfinite(tensor)).sum())
         if bad:
-            raise CheckpointError(
-                f"{self._where}: {name} holds {bad} NaN or Inf of {tensor.numel()}; the file is damaged, fetch it again"
-            )
+            self._refuse(name, f"holds {bad} NaN or Inf of {tensor.numel()}", "the file is damaged: " + FETCH)
+
+    def _refuse(self, name: str, what: str, remedy: str) -> NoReturn:
+        raise CheckpointError(f"{self._where}: {name} {what}; {remedy}")
 
 
 def _read_folder(folder: Path) -> dict[str, Tensor]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        shards = ["model.safetensors"]
+    shards = _shards(folder / "model.safetensors.index.json")
     stored: dict[str, Tensor] = {}
     for shard in shards:
         path = folder / shard
@@ -160,15 +198,25 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
             with safe_open(path, framework="pt") as file:
                 stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except FileNotFoundError:
-            raise CheckpointError(f"{path}: shard is missing; fetch it or correct `checkpoint`") from None
+            raise CheckpointError(f"{path}: missing; {FETCH}") from None
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: truncated or damaged ({error}); fetch it again") from None
+            raise CheckpointError(f"{path}: truncated or damaged ({error}); {FETCH}") from None
     return stored
 
 
+def _shards(index: Path) -> list[str]:
+    """Names of the files that hold the tensors."""
+    if not index.exists():
+        return ["model.safetensors"]
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index}: no weight_map that names shards ({error!r}); {FETCH}") from None
+
+
 def build(config: ModelConfig, tensors: Tensors) -> ModelWeights:
-    """Assemble the weights of a model from its stored tensors."""
-    return ModelWeights(
+    """Assemble the weights of a model from its stored tensors; see :func:`load` for what is refused."""
+    weights = ModelWeights(
         embed=tensors.vector("model.embed_tokens.weight"),
         layers=tuple(_layer(config, tensors, layer) for layer in range(config.num_hidden_layers)),
         hc_head=HyperWeights(
@@ -177,6 +225,8 @@ def build(config: ModelConfig, tensors: Tensors) -> ModelWeights:
         norm=tensors.vector("model.norm.weight"),
         lm_head=plain_weight(tensors.vector("lm_head.weight"), "fp32"),
     )
+    tensors.check_shared_inputs()
+    return weights
 
 
 def _layer(config: ModelConfig, tensors: Tensors, layer: int) -> LayerWeights:
