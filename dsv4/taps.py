@@ -159,7 +159,7 @@ STAGES: tuple[str, ...] = tuple(dict.fromkeys(tap.stage for tap in TAPS))
 
 
 def layer_taps(compress_ratio: int, mode: str = "isolated") -> tuple[Tap, ...]:
-    """Taps that a dump of ``mode`` holds for a layer with this ``compress_ratios`` entry (0 window, 4 CSA, else HCA)."""
+    """Taps that a dump of ``mode`` holds for a layer with this compress ratio (0 window, 4 CSA, else HCA)."""
     has = (
         {"layer"}
         | ({"compressed"} if compress_ratio else set())

@@ -244,6 +244,8 @@ class FloorLayer:
         outs, lses = [], []
         for row, position in enumerate(batch.positions.tolist()):
             keys = self._keys(env, row, position)
+            if plan.kv_read == "gather_bf16":
+                keys = bf16.round(keys)
             out, lse = self._attend_row(env["q"][row], keys)
             outs.append(out)
             lses.append(lse)

@@ -85,11 +85,9 @@ class Trace:
         positions = np.concatenate([positions for positions, _ in kept])
         arrays = [array for _, array in kept]
         if BY_NAME[name].kind == "scores":
-            width = max(array.shape[1] for array in arrays)
-            arrays = [
-                np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=-np.inf)
-                for array in arrays
-            ]
+            assert isinstance(layer, int)
+            width = int(max(at.max(initial=-1) for at, _ in kept) + 1) // self.config.compress_ratios[layer]
+            arrays = [_columns(array, width) for array in arrays]
         order = np.argsort(positions, kind="stable")
         return positions[order], np.concatenate(arrays)[order]
 
@@ -147,3 +145,9 @@ def storable(values: np.ndarray, tap: Tap) -> tuple[np.ndarray, str]:
     if not (bits & 0xFFFF).any():
         return to_bf16_bits(values), "bf16"
     return values, "f32"
+
+
+def _columns(scores: np.ndarray, width: int) -> np.ndarray:
+    """Scores (rows, C) with exactly ``width`` entries: those that no row sees are -inf anyway."""
+    missing = max(width - scores.shape[1], 0)
+    return np.pad(scores, ((0, 0), (0, missing)), constant_values=-np.inf)[:, :width]
