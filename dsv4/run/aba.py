@@ -30,12 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--config", "--results"):
         parser.add_argument(name, type=Path, required=True)
-    for name in ("--variant", "--prompt", "--layer", "--tap"):
+    for name in ("--variant", "--layer", "--tap"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--prompt", help="the first one of the prompt file, if not given")
     options = parser.parse_args(arguments)
     setup = prepare(options.config, options.results)
     layer: Layer = MODEL if options.layer == MODEL else int(options.layer)
-    sys.stdout.write(json.dumps(confirm(setup, options.variant, options.prompt, layer, options.tap)) + "\n")
+    prompt = options.prompt or next(iter(setup.tokens))
+    sys.stdout.write(json.dumps(confirm(setup, options.variant, prompt, layer, options.tap)) + "\n")
 
 
 def confirm(setup: Setup, variant_id: str, prompt: str, layer: Layer, tap: str) -> dict[str, object]:
