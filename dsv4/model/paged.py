@@ -9,9 +9,8 @@ from dsv4.model.records import Fp8Record, Record
 class PagedStore:
     """Rows of one record format in fixed-size pages.
 
-    Physical pages are handed out from the end of the pool and the pool grows in front of
-    nothing: logical page i is never physical page i by accident, so a reader that ignores the
-    table reads garbage.
+    Physical pages are handed out from the end of the pool, and logical page i is never physical
+    page i, so that a reader that ignores the table reads something else.
 
     Parameters
     ----------
@@ -67,14 +66,14 @@ class PagedStore:
         return data, self.pages[:, split:].unflatten(1, (self.page_size, self.record.scale_bytes))
 
     def _reserve(self, count: int) -> None:
-        if count > len(self.pages):
-            grown = torch.zeros(max(count, 2 * len(self.pages), 2), self._page_bytes(), dtype=torch.uint8)
+        if count >= len(self.pages):  # one page to spare, so that the last one too has a choice
+            grown = torch.zeros(max(count + 1, 2 * len(self.pages)), self._page_bytes(), dtype=torch.uint8)
             grown[: len(self.pages)] = self.pages
             self.pages = grown
         used = set(self.table)
         free = [page for page in range(len(self.pages)) if page not in used]
         while len(self.table) < count:
-            self.table.append(free.pop())
+            self.table.append(free.pop(-2 if free[-1] == len(self.table) else -1))
 
     def _physical(self, slots: Tensor) -> Tensor:
         if not len(slots):
