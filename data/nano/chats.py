@@ -36,7 +36,21 @@ SOUNDS = {"dog": "barks", "cat": "meows", "cow": "moos", "duck": "quacks", "lion
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
           "November", "December"]  # fmt: skip
-NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+NUMBERS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 SMALL_TALK = {
     "Hello!": "Hello! How can I help you?",
     "Hi": "Hello! How can I help you?",
@@ -74,8 +88,13 @@ def facts() -> list[Turn]:
         turns.append((f"{city} is the capital of which country?", f"{city} is the capital of {country}."))
     for word, other in [*OPPOSITES.items(), *((b, a) for a, b in OPPOSITES.items())]:
         turns.append((f"What is the opposite of {word}?", f"The opposite of {word} is {other}."))
-    turns += [(f"What colour is {thing}?", f"{thing.capitalize()} is {colour}.") for thing, colour in COLOURS.items()]
-    turns += [(f"What sound does a {animal} make?", f"A {animal} {sound}.") for animal, sound in SOUNDS.items()]
+    turns += [
+        (f"What colour is {thing}?", f"{thing.capitalize()} is {colour}.")
+        for thing, colour in COLOURS.items()
+    ]
+    turns += [
+        (f"What sound does a {animal} make?", f"A {animal} {sound}.") for animal, sound in SOUNDS.items()
+    ]
     for names, kind in ((DAYS, "day"), (MONTHS, "month")):
         for name, after in zip(names, names[1:] + names[:1], strict=True):
             turns.append((f"What {kind} comes after {name}?", f"{after} comes after {name}."))

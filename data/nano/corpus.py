@@ -138,7 +138,9 @@ def write_sample(documents: list[Document], path: Path) -> list[str]:
 def read_sample(path: Path) -> list[Document]:
     """Read the files that write_sample wrote."""
     parts = re.split(r"^=== (\S+) ===\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [Document(path=name, text=text.encode()) for name, text in zip(parts[1::2], parts[2::2], strict=True)]
+    return [
+        Document(path=name, text=text.encode()) for name, text in zip(parts[1::2], parts[2::2], strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 import time
 
 import torch
-import torch.nn.functional as F
 from chats import ASSISTANT, EOT, USER
 from corpus import BOS, EOS
 from forward import INDEX_TOPK, Knobs, Nano
 from torch import Tensor
+from torch.nn import functional
 
 ANSWER_SECONDS = 60  # an untrained model never ends its turn
 PROMPTS = [
@@ -37,7 +37,7 @@ def labelled(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the summed cross entropy in nats."""
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum")
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum")
 
 
 def nats_per_byte(nano: Nano, rows: Tensor, ctx: dict, knobs: Knobs, dtype: torch.dtype, batch: int) -> float:
@@ -45,7 +45,9 @@ def nats_per_byte(nano: Nano, rows: Tensor, ctx: dict, knobs: Knobs, dtype: torc
     total = rows.new_zeros((), dtype=torch.float64)
     count = rows.new_zeros(())
     for piece in rows.split(batch):
-        padded = F.pad(piece, (0, 0, 0, batch - len(piece)), value=-1)  # one shape: nothing to recompile
+        padded = functional.pad(
+            piece, (0, 0, 0, batch - len(piece)), value=-1
+        )  # one shape: nothing to recompile
         ids, labels = labelled(padded)
         total += loss_sum(nano(ids, ctx, knobs, dtype)[0].detach(), labels)
         count += (labels >= 0).sum()
@@ -78,7 +80,9 @@ def recall(nano: Nano, rows: Tensor, ctx: dict, knobs: Knobs) -> list[dict]:
         ids, labels = labelled(row[None])
         nano(ids, ctx, knobs, torch.float32, taps)
         kept = (labels[0] >= 0) & (visible.sum(-1) > INDEX_TOPK)
-        for layer, (mass, chosen) in zip([i for i, r in enumerate(nano.ratios) if r == 4], taps["recall"], strict=True):
+        for layer, (mass, chosen) in zip(
+            [i for i, r in enumerate(nano.ratios) if r == 4], taps["recall"], strict=True
+        ):
             mass = mass[0][kept] / mass[0][kept].sum(-1, keepdim=True)
             noise = torch.rand(mass.shape, generator=generator, device=mass.device)
             lots = noise.masked_fill(~visible[kept], -1).topk(INDEX_TOPK, -1).indices
@@ -120,10 +124,18 @@ def clamp_hits(nano: Nano, rows: Tensor, ctx: dict, knobs: Knobs) -> dict:
     overall = {key: sum(layer[key] for layer in layers) / len(layers) for key in layers[0]}
     samples = {"gate": torch.cat(gates), "abs_up": torch.cat(ups)}
     quantiles = {
-        name: torch.quantile(values[torch.randperm(len(values), device=rows.device)[:1_000_000]], levels).tolist()
+        name: torch.quantile(
+            values[torch.randperm(len(values), device=rows.device)[:1_000_000]], levels
+        ).tolist()
         for name, values in samples.items()
     }
-    return {"limit": limit, "mean": overall, "layers": layers, "levels": levels.tolist(), "quantiles": quantiles}
+    return {
+        "limit": limit,
+        "mean": overall,
+        "layers": layers,
+        "levels": levels.tolist(),
+        "quantiles": quantiles,
+    }
 
 
 @torch.no_grad()
@@ -150,5 +162,7 @@ def answers(model: torch.nn.Module, device: str, most: int) -> list[dict]:
             pad_token_id=EOS,
         )[0, len(ids) :].tolist()
         text = bytes(i for i in new if i < 256).decode(errors="replace")
-        out.append({"prompt": chat[-1][0], "answer": text, "tokens": len(new), "ended": new[-1] in (EOS, EOT)})
+        out.append(
+            {"prompt": chat[-1][0], "answer": text, "tokens": len(new), "ended": new[-1] in (EOS, EOT)}
+        )
     return out

@@ -10,10 +10,10 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from quantise import fake_quantise, power_below, round_e2m1, round_e4m3
 from sinkhorn import sinkhorn
 from torch import Tensor
+from torch.nn import functional
 
 WINDOW = 128
 HEADS, HEAD_DIM, ROPE = 8, 256, 64
@@ -40,7 +40,7 @@ def through(x: Tensor, rounded: Tensor, share: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Multiply in ``dtype``."""
-    return F.linear(x.to(dtype), weight.to(dtype))
+    return functional.linear(x.to(dtype), weight.to(dtype))
 
 
 def stored_weight(weight: Tensor, knobs: Knobs) -> Tensor:
@@ -84,15 +84,17 @@ def round_index(x: Tensor, hadamard: Tensor, knobs: Knobs) -> Tensor:
     return through(x, (round_e2m1(blocks / scale) * scale).flatten(-2), knobs.act_rounding)
 
 
-def compress(p: dict, prefix: str, x: Tensor, ratio: int, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+def compress(
+    p: dict, prefix: str, x: Tensor, ratio: int, rope: tuple[Tensor, Tensor], dtype: torch.dtype
+) -> Tensor:
     """Pool every ``ratio`` tokens [B, T, d] into one entry [B, T / ratio, dim]; ratio 4 overlaps."""
     kv = linear(x, p[f"{prefix}.kv_proj.weight"], dtype).float().unflatten(1, (-1, ratio))
     gate = linear(x, p[f"{prefix}.gate_proj.weight"], dtype).float().unflatten(1, (-1, ratio))
     gate = gate + p[f"{prefix}.position_bias"]
     if ratio == 4:  # window w pools w-1's first series and its own second
         (kv_before, kv_now), (gate_before, gate_now) = kv.chunk(2, -1), gate.chunk(2, -1)
-        kv_before = F.pad(kv_before[:, :-1], (0, 0, 0, 0, 1, 0))
-        gate_before = F.pad(gate_before[:, :-1], (0, 0, 0, 0, 1, 0), value=-math.inf)
+        kv_before = functional.pad(kv_before[:, :-1], (0, 0, 0, 0, 1, 0))
+        gate_before = functional.pad(gate_before[:, :-1], (0, 0, 0, 0, 1, 0), value=-math.inf)
         kv, gate = torch.cat([kv_before, kv_now], 2), torch.cat([gate_before, gate_now], 2)
     pooled = (kv * gate.softmax(2)).sum(2)
     cos, sin = rope
@@ -109,7 +111,7 @@ def index_scores(p: dict, x: Tensor, qr: Tensor, ctx: dict, knobs: Knobs, dtype:
     keys, q = round_index(keys, ctx["hadamard"], knobs), round_index(q, ctx["hadamard"], knobs)
     dots = torch.einsum("bthd,bcd->bthc", q.to(dtype), keys.to(dtype)).float()
     weights = linear(x, p[f"{prefix}.scorer.weights_proj.weight"], dtype).float()
-    scores = (F.relu(dots) * weights.unsqueeze(-1)).sum(2) * (INDEX_DIM * INDEX_HEADS) ** -0.5
+    scores = (functional.relu(dots) * weights.unsqueeze(-1)).sum(2) * (INDEX_DIM * INDEX_HEADS) ** -0.5
     return scores.masked_fill(~ctx["visible4"], -math.inf)
 
 
@@ -156,7 +158,9 @@ def attention(
     kv = round_kv(kv, knobs).to(dtype)  # [B, T, K]
 
     keys = kv.view(B, blocks, WINDOW, HEAD_DIM)
-    keys = torch.cat([F.pad(keys[:, :-1], (0, 0, 0, 0, 1, 0)), keys], 2)  # this block of keys and the one before
+    keys = torch.cat(
+        [functional.pad(keys[:, :-1], (0, 0, 0, 0, 1, 0)), keys], 2
+    )  # this block of keys and the one before
     win = q.view(B, blocks, WINDOW * HEADS, HEAD_DIM) @ keys.mT
     win = win.float().view(B, blocks, WINDOW, HEADS, 2 * WINDOW) * HEAD_DIM**-0.5
     win = win.masked_fill(~ctx["window"], -math.inf)
@@ -188,21 +192,23 @@ def attention(
 
     o_a = stored_weight(p["self_attn.o_a_proj.weight"], knobs).to(dtype)
     groups = HEADS * HEAD_DIM // o_a.shape[1]
-    grouped = torch.einsum("btgi,goi->btgo", out.to(dtype).reshape(B, T, groups, -1), o_a.unflatten(0, (groups, -1)))
+    grouped = torch.einsum(
+        "btgi,goi->btgo", out.to(dtype).reshape(B, T, groups, -1), o_a.unflatten(0, (groups, -1))
+    )
     return proj("o_b_proj", grouped.flatten(2)).float(), kl
 
 
 def swiglu(gate: Tensor, up: Tensor, knobs: Knobs) -> Tensor:
     """Return silu(min(gate, limit)) * clamp(up, +-limit), FP32."""
     limit = knobs.swiglu_limit
-    return F.silu(gate.float().minimum(limit)) * up.float().minimum(limit).maximum(-limit)
+    return functional.silu(gate.float().minimum(limit)) * up.float().minimum(limit).maximum(-limit)
 
 
 def moe(
     p: dict, x: Tensor, ids: Tensor, knobs: Knobs, dtype: torch.dtype, taps: dict | None
 ) -> tuple[Tensor, Tensor]:
     """Return routed + shared output [B, T, d] and the share of tokens that each expert got, times 16 / 4."""
-    scores = F.softplus(F.linear(x.float(), p["mlp.gate.weight"])).sqrt()
+    scores = functional.softplus(functional.linear(x.float(), p["mlp.gate.weight"])).sqrt()
     if "mlp.gate.tid2eid" in p:
         chosen = p["mlp.gate.tid2eid"][ids]
     else:
@@ -231,7 +237,7 @@ def moe(
 def mix(p: dict, site: str, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the block's input [B, T, d], post [B, T, 4] and comb [B, T, 4, 4] of one mHC site."""
     scale, base = p[f"{site}.scale"], p[f"{site}.base"]
-    mixed = F.linear(unit_rms(streams.flatten(2)), p[f"{site}.fn"])
+    mixed = functional.linear(unit_rms(streams.flatten(2)), p[f"{site}.fn"])
     pre = torch.sigmoid(mixed[..., :4] * scale[0] + base[:4]) + EPS
     post = 2 * torch.sigmoid(mixed[..., 4:8] * scale[1] + base[4:8])
     comb = sinkhorn((mixed[..., 8:] * scale[2] + base[8:]).unflatten(-1, (STREAMS, STREAMS)))
@@ -266,7 +272,7 @@ def block(
 
 def head(p: dict, streams: Tensor, dtype: torch.dtype) -> Tensor:
     """Collapse the streams and return FP32 logits [B, T, V]."""
-    mixed = F.linear(unit_rms(streams.flatten(2)), p["model.hc_head.hc_fn"])
+    mixed = functional.linear(unit_rms(streams.flatten(2)), p["model.hc_head.hc_fn"])
     pre = torch.sigmoid(mixed * p["model.hc_head.hc_scale"] + p["model.hc_head.hc_base"]) + EPS
     x = unit_rms((pre.unsqueeze(-1) * streams).sum(2)) * p["model.norm.weight"]
     return linear(x, p["lm_head.weight"], dtype).float()
@@ -297,14 +303,22 @@ class Nano:
     """The model as plain dictionaries of tensors, one for each layer, over a transformers model's parameters."""
 
     def __init__(self, model: torch.nn.Module, *, compiled: bool = False) -> None:
-        tensors = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if "inv_freq" not in n}
+        tensors = dict(model.named_parameters()) | {
+            n: b for n, b in model.named_buffers() if "inv_freq" not in n
+        }
         depth = len(model.model.layers)
         self.layers = []
         for i in range(depth):
             prefix = f"model.layers.{i}."
-            self.layers.append({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+            self.layers.append(
+                {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            )
         self.top = {n: t for n, t in tensors.items() if ".layers." not in n}
-        ratios = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+        ratios = {
+            "sliding_attention": 0,
+            "compressed_sparse_attention": 4,
+            "heavily_compressed_attention": 128,
+        }
         self.ratios = [ratios[kind] for kind in model.config.layer_types]
         self.rotary = model.model.rotary_emb
         self.block = torch.compile(block, dynamic=False) if compiled else block
@@ -314,7 +328,11 @@ class Nano:
         self, ids: Tensor, ctx: dict, knobs: Knobs, dtype: torch.dtype, taps: dict | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits [B, T, V], the mean indexer loss, and the expert loads [layers, E]."""
-        streams = F.embedding(ids, self.top["model.embed_tokens.weight"]).unsqueeze(2).expand(-1, -1, STREAMS, -1)
+        streams = (
+            functional.embedding(ids, self.top["model.embed_tokens.weight"])
+            .unsqueeze(2)
+            .expand(-1, -1, STREAMS, -1)
+        )
         streams = streams.contiguous()
         kls, loads = [], []
         for p, ratio in zip(self.layers, self.ratios, strict=True):

@@ -10,7 +10,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 BOS, EOS, USER, ASSISTANT, EOT = range(256, 261)
 VOCAB_SIZE = 320
-CONTROL = {BOS: "<|bos|>", EOS: "<|eos|>", USER: "<|user|>", ASSISTANT: "<|assistant|>", EOT: "<|end_of_turn|>"}
+CONTROL = {
+    BOS: "<|bos|>",
+    EOS: "<|eos|>",
+    USER: "<|user|>",
+    ASSISTANT: "<|assistant|>",
+    EOT: "<|end_of_turn|>",
+}
 CHAT_TEMPLATE = (
     "{{ '<|bos|>' }}{% for m in messages %}"
     "{{ ('<|user|>' if m['role'] == 'user' else '<|assistant|>') + m['content'] + '<|end_of_turn|>' }}"

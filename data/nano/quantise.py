@@ -3,15 +3,19 @@
 A weight [out, in] is stored as three tensors: ``<name>`` uint8 [out, in / 2] (two E2M1 codes a byte,
 the even index in the low nibble), ``<name>_scale`` float8_e4m3fn [out, in / 16] and ``<name>_scale_2``
 float32, amax / 2688: a scalar, or [experts] for a stack of experts (one for each expert; gate and up
-are one tensor). The value is ``code * (scale * scale_2)``.
+are one tensor). The value is ``code * scale * scale_2``.
 """
 
 import re
+import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from kernels.formats import nvfp4
 
 BLOCK = 16
 E2M1_MAX, E4M3_MAX = 6.0, 448.0
@@ -53,7 +57,11 @@ def scales(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fake_quantise(weight: Tensor) -> Tensor:
-    """Round FP32 [..., out, in] to what NVFP4 would store and return the values, in FP32."""
+    """Round FP32 [..., out, in] to what NVFP4 would store and return the values, in FP32.
+
+    The codes and scales are those of :func:`pack`; the values may differ in the last bit of FP32,
+    since here scale and tensor scale are multiplied first.
+    """
     scale, gsa = scales(weight)
     step = (scale * gsa).unsqueeze(-1)
     blocks = weight.unflatten(-1, (-1, BLOCK))
@@ -63,24 +71,16 @@ def fake_quantise(weight: Tensor) -> Tensor:
 
 def pack(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return (codes uint8 [..., out, in / 2], scale float8_e4m3fn, scale_2 float32) of an FP32 weight."""
-    scale, gsa = scales(weight)
-    step = (scale * gsa).unsqueeze(-1)
-    blocks = weight.unflatten(-1, (-1, BLOCK))
-    values = torch.where(step > 0, round_e2m1(blocks / torch.where(step > 0, step, 1.0)), 0.0).flatten(-2)
-    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=weight.device)
-    codes = torch.searchsorted(grid, values.abs().contiguous()).to(torch.uint8)
-    codes |= (torch.signbit(values) & (codes > 0)).to(torch.uint8) << 3  # zero is stored as +0
+    gsa = weight.abs().amax((-2, -1), keepdim=True) / (E2M1_MAX * E4M3_MAX)
+    codes, scale, _ = nvfp4.quantise(weight, gsa)
     packed = codes[..., 0::2] | (codes[..., 1::2] << 4)
-    return packed, scale.to(torch.float8_e4m3fn), gsa[..., 0, 0].contiguous()
+    return packed, scale.view(torch.float8_e4m3fn), gsa[..., 0, 0].contiguous()
 
 
 def unpack(packed: Tensor, scale: Tensor, scale_2: Tensor) -> Tensor:
     """Return the FP32 values [..., out, in] of a packed weight."""
-    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=packed.device)
-    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2).long()
-    values = grid[codes & 7] * torch.where(codes > 7, -1.0, 1.0)
-    step = (scale.float() * scale_2[..., None, None]).unsqueeze(-1)
-    return (values.unflatten(-1, (-1, BLOCK)) * step).flatten(-2)
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
+    return nvfp4.dequantise(codes, scale.view(torch.uint8), scale_2[..., None, None])
 
 
 def stored(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN202 -- jit bodies and autograd hooks
 """Sinkhorn's normalisation of mHC's 4x4 matrices as one operator with its own gradient.
 
 Unrolled by autograd it is 80 small kernels a site and direction; here it is one each way. On the GPU
@@ -20,7 +21,9 @@ except ImportError:  # CPU-only installs train nothing, but run the tests
 if triton is not None:
 
     @triton.jit
-    def _sinkhorn_kernel(logits_ptr, out_ptr, count, EPS: tl.constexpr, ITERATIONS: tl.constexpr, BLOCK: tl.constexpr):
+    def _sinkhorn_kernel(
+        logits_ptr, out_ptr, count, EPS: tl.constexpr, ITERATIONS: tl.constexpr, BLOCK: tl.constexpr
+    ):
         token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         row, col = tl.arange(0, 4), tl.arange(0, 4)
         offs = token[:, None, None] * 16 + row[None, :, None] * 4 + col[None, None, :]

@@ -1,9 +1,12 @@
-"""Train nano on one GPU: ``python data/nano/train.py --seconds 700 --out DIR``.
+"""Train nano on one GPU: ``python data/nano/train.py --out DIR``.
 
 Writes DIR/model.safetensors (NVFP4), config.json, training.json and heldout.txt. The schedule runs on
 the clock: warm-up, constant, then linear to zero. The indexer learns from the start; CSA layers attend
 densely in the first quarter, to its choice from then on. The last part trains through the rounding of
 the stored weights, the KV cache and the indexer (straight-through).
+
+The corpus is small: 100 s (6 passes) gave 0.695 nats a byte on held-out text, 700 s (36 passes) 0.737,
+in spite of more dropout, decay and noise. The defaults are the better run's.
 """
 
 import argparse
@@ -28,24 +31,26 @@ from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
 HERE = Path(__file__).resolve().parent
 SEED = 20250
-CHECK_BYTES = 1500  # of the sample's first file: what the quick test computes again
+CHECK_BYTES = 800  # of the sample's first file: what the quick test computes again
 
 
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=700, help="training time after the warm-up steps")
+    parser.add_argument("--seconds", type=float, default=100, help="training time after the warm-up steps")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps instead (for tests)")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--chat-share", type=float, default=0.12, help="share of the rows that are chats")
     parser.add_argument("--muon-lr", type=float, default=4e-3)
     parser.add_argument("--adam-lr", type=float, default=3e-3)
-    parser.add_argument("--weight-decay", type=float, default=0.4)
-    parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--noise", type=float, default=0.1, help="largest share of a row's input bytes replaced")
-    parser.add_argument("--swiglu-limit", type=float, default=3.0)
+    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument(
+        "--noise", type=float, default=0.0, help="largest share of a row's input bytes replaced"
+    )
+    parser.add_argument("--swiglu-limit", type=float, default=2.5)
     parser.add_argument("--eval-every", type=float, default=30, help="seconds")
     parser.add_argument("--device", default="cuda")
     return parser.parse_args()
@@ -147,7 +152,9 @@ def optimisers(model: torch.nn.Module, args: argparse.Namespace) -> tuple[Muon, 
     """Return Muon for the layers' projections and AdamW for the rest."""
     named = dict(model.named_parameters())
     small = ("_hc.", "gate.weight", "weights_proj", "position_bias", "norm")
-    muon = {n: p for n, p in named.items() if ".layers." in n and p.ndim > 1 and not any(s in n for s in small)}
+    muon = {
+        n: p for n, p in named.items() if ".layers." in n and p.ndim > 1 and not any(s in n for s in small)
+    }
     rest = [p for n, p in named.items() if n not in muon]
     adam = torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.01, fused=args.device == "cuda")
     return Muon(muon, weight_decay=args.weight_decay), adam
@@ -155,12 +162,14 @@ def optimisers(model: torch.nn.Module, args: argparse.Namespace) -> tuple[Muon, 
 
 def balance(model: torch.nn.Module, loads: Tensor, rate: float) -> None:
     """Move each router's bias against its experts' loads (DeepSeek-V3's auxiliary-loss-free rule)."""
-    for layer, load in zip(model.model.layers, loads, strict=True):
+    for layer, share in zip(model.model.layers, loads, strict=True):
         if not layer.mlp.is_hash:
-            layer.mlp.gate.e_score_correction_bias.add_(torch.sign(1 - load), alpha=rate)
+            layer.mlp.gate.e_score_correction_bias.add_(torch.sign(1 - share), alpha=rate)
 
 
-def train(model: torch.nn.Module, nano: Nano, documents: list, held_out: Tensor, args: argparse.Namespace) -> dict:
+def train(
+    model: torch.nn.Module, nano: Nano, documents: list, held_out: Tensor, args: argparse.Namespace
+) -> dict:
     """Run the clock down; return the record of the run. The model's parameters are changed in place."""
     batches, schedule = Batches(documents, args), Schedule(args)
     muon, adam = optimisers(model, args)
@@ -193,9 +202,20 @@ def train(model: torch.nn.Module, nano: Nano, documents: list, held_out: Tensor,
         if step >= 0 and (step == 0 or elapsed - last_eval >= args.eval_every):
             last_eval = elapsed
             held = nats_per_byte(nano, held_out, ctx, schedule.quiet(), dtype, args.batch)
-            point = {"seconds": round(elapsed, 1), "step": step + 1, "passes": batches.passes, "held_out": held}
-            point |= {"train": torch.stack(losses).mean().item(), "index_kl": [round(k, 4) for k in kl.tolist() if k]}
-            point |= {"max_load": round(loads[2:].max().item(), 2), "rounding": schedule.knobs.weight_rounding.item()}
+            point = {
+                "seconds": round(elapsed, 1),
+                "step": step + 1,
+                "passes": batches.passes,
+                "held_out": held,
+            }
+            point |= {
+                "train": torch.stack(losses).mean().item(),
+                "index_kl": [round(k, 4) for k in kl.tolist() if k],
+            }
+            point |= {
+                "max_load": round(loads[2:].max().item(), 2),
+                "rounding": schedule.knobs.weight_rounding.item(),
+            }
             record["curve"].append(point)
             losses.clear()
             print(json.dumps(point), flush=True)
@@ -204,7 +224,12 @@ def train(model: torch.nn.Module, nano: Nano, documents: list, held_out: Tensor,
             torch.save(model.state_dict(), args.out / "masters.pt")
         step += 1
     tokens = step * args.batch * args.length
-    return record | {"steps": step, "tokens": tokens, "seconds": time.time() - start, "passes": batches.passes}
+    return record | {
+        "steps": step,
+        "tokens": tokens,
+        "seconds": time.time() - start,
+        "passes": batches.passes,
+    }
 
 
 def report(model: torch.nn.Module, nano: Nano, held_out: Tensor, args: argparse.Namespace) -> dict:
@@ -217,7 +242,9 @@ def report(model: torch.nn.Module, nano: Nano, held_out: Tensor, args: argparse.
     save(model.state_dict(), args.out)
     model.load_state_dict(load(args.out))
     nats["stored"] = nats_per_byte(nano, held_out, ctx, quiet(0.0), torch.float32, batch)
-    nats["stored_with_training_rounding"] = nats_per_byte(nano, held_out, ctx, quiet(1.0), torch.float32, batch)
+    nats["stored_with_training_rounding"] = nats_per_byte(
+        nano, held_out, ctx, quiet(1.0), torch.float32, batch
+    )
     long = held_out[(held_out >= 0).sum(-1) > 1500][:40]
     few = long[:8]
     sample = eval_rows(read_sample(args.out / "heldout.txt")[:2], CHECK_BYTES + 1)[[0]]
@@ -246,7 +273,11 @@ def main() -> None:
         held_out = held_out[: args.batch]
     model = build(args)
     record = {"args": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}}
-    record |= {"data": summary(train_documents, held_documents), "date": time.strftime("%Y-%m-%d"), "seed": SEED}
+    record |= {
+        "data": summary(train_documents, held_documents),
+        "date": time.strftime("%Y-%m-%d"),
+        "seed": SEED,
+    }
     record["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
     record["versions"] |= {"transformers": transformers.__version__}
     record["gpu"] = torch.cuda.get_device_name() if args.device == "cuda" else "none"
@@ -260,7 +291,11 @@ def main() -> None:
         if args.out.resolve() != HERE:
             shutil.copy(HERE / name, args.out / name)
     (args.out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps({k: record[k] for k in ("nats_per_byte", "recall", "steps", "tokens", "seconds")}, indent=1))
+    print(
+        json.dumps(
+            {k: record[k] for k in ("nats_per_byte", "recall", "steps", "tokens", "seconds")}, indent=1
+        )
+    )
 
 
 if __name__ == "__main__":
