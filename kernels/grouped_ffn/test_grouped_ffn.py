@@ -50,7 +50,8 @@ def case(T, weight_format="nvfp4", seed=2, enabled=True):
     rng = np.random.default_rng([seed, T])
     ids = [sorted(rng.choice([0, 1, 2, 4], K, replace=False)) for _ in range(T)]
     ids = torch.from_numpy(np.array(ids, dtype=np.int64).reshape(T, K))
-    x = quantise_activation(draw(T, D, seed=seed), weight_format, enabled=enabled)
+    size = 10.0 ** draw(T, 1, seed=seed + 2).clamp(-2, 1)  # some rows reach the clamp, some do not
+    x = quantise_activation(draw(T, D, seed=seed) * size, weight_format, enabled=enabled)
     return x, ids, draw(T, K, seed=seed + 1).abs()
 
 
@@ -139,6 +140,14 @@ def test_a_plan_equals_its_emulation(T, weight_format):
     want = emulate(*args, **EMULATED_PLAN)
     assert_bitwise(run(*args, at=PLAN), want)
     assert T < 3 or np.abs(want).max() > 0.1
+
+
+def test_each_row_of_hidden_has_a_gsa_of_its_own():
+    args = *case(70, "nvfp4", seed=40), *experts("nvfp4", seed=41)
+    hidden = Spy()
+    run(*args, at=FfnRounding(hidden=hidden, quantise=True))
+    largest = torch.cat([rows.abs().amax(1) for rows in hidden.given])
+    assert len(largest.unique()) > 30  # rows apart, so that the emulation above can tell one gsa for all
 
 
 def uneven(x):

@@ -8,7 +8,7 @@ import torch
 
 from kernels._check import SIZES, assert_bitwise, assert_differs, assert_threads_agree, draw, num_changed
 from kernels.formats import bf16, fp8_block
-from kernels.matmul.ref import MAX_K, exact_sum, matmul
+from kernels.matmul.ref import MAX_K, exact_sum, matmul, slices
 
 
 def scaled(x):
@@ -132,6 +132,8 @@ def test_longer_sums_are_refused():
         matmul(a, a.T)
     with pytest.raises(ValueError, match=r"K = 32769"):
         matmul(a, a.T, narrow=True)
+    with pytest.raises(ValueError, match="length 32769"):
+        slices(a, dim=-1)
 
 
 @pytest.mark.parametrize("T", SIZES)
@@ -179,6 +181,8 @@ def test_zeros_give_zeros():
     got = matmul(a, draw(8, 2, seed=16))
     assert got[1].tolist() == [0.0, 0.0]
     assert not got[1].signbit().any()
+    one_key = matmul(torch.zeros(1, 1), -draw(1, 50, seed=27).abs())  # BLAS alone gives -0 here
+    assert_bitwise(one_key, torch.zeros(1, 50, dtype=torch.float64))
     assert_bitwise(matmul(torch.zeros(3, 8), torch.zeros(8, 2)), torch.zeros(3, 2, dtype=torch.float64))
 
 

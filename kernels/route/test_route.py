@@ -101,6 +101,11 @@ def test_choice_equals_a_stable_sort(T, k):
         assert_bitwise(got, choice_oracle(scores, bias, k))
 
 
+def test_ties_among_many_experts_go_to_the_smaller_index():
+    scores = torch.from_numpy(np.random.default_rng(20).integers(0, 3, (9, 384)).astype(np.float32))
+    assert_bitwise(choose_experts(scores, torch.zeros(384), 6), choice_oracle(scores, torch.zeros(384), 6))
+
+
 def test_choice_by_hand():
     scores = torch.tensor([[0.5, 0.5, 0.5, 0.5], [0.1, 0.9, 0.2, 0.9], [0.0, 0.3, 0.2, 0.1]])
     assert choose_experts(scores, torch.zeros(4), 2).tolist() == [[0, 1], [1, 3], [1, 2]]
