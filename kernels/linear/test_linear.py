@@ -294,6 +294,16 @@ def test_a_row_scale_spans_all_groups_of_the_row():
     )  # the small group pays for the large one's scale
 
 
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_activations_cut_and_joined_are_the_same_rows(weight_format):
+    rows = quantise_activation(rows_of(9), weight_format)
+    joined = Activation.cat([rows[:2], rows[2:2], rows[2:]])
+    assert_bitwise(joined.dequantised(), rows.dequantised())
+    assert joined.narrow == rows.narrow
+    assert (joined.row_scale is None) == (weight_format != "nvfp4")
+    assert not Activation.cat([rows, Activation(values=rows.values, row_scale=rows.row_scale)]).narrow
+
+
 def test_a_stack_gives_one_expert_at_a_time():
     stack = Weight(
         values=draw(3, 16, 4, seed=14).double(), scale=torch.tensor([1.0, 2.0, 4.0]).double(), format="bf16"

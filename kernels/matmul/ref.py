@@ -76,7 +76,7 @@ def exact_sum(x: Tensor, dim: int) -> Tensor:
 
 
 class Slices(NamedTuple):
-    """A tensor as ``(high + 2^-19 low) * unit``: integers under 2^19 and powers of two, FP64.
+    """A tensor as ``(high + 2^-19 low) * unit``: integers up to 2^19 and powers of two, FP64.
 
     ``unit`` has length 1 along the axis that a product sums over.
     """
