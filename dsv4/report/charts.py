@@ -42,9 +42,11 @@ def layer_cosine(frame: pd.DataFrame) -> alt.LayerChart:
     points = good.mark_point(filled=True, size=42, opacity=1).encode(x=x, y=y, tooltip=names, **marks)
     bounds = [
         good.transform_filter(f"isValid(datum.lg_{name})")
-        .mark_tick(thickness=thickness, width=width, opacity=opacity)
+        .mark_tick(
+            thickness=thickness, width=alt.ExprRef(f"min({width}, {share} * width / domain('x').length)")
+        )
         .encode(x=x, y=f"lg_{name}:Q", color=marks["color"], tooltip=tip("tap", "layer", name))
-        for name, thickness, width, opacity in (("floor", 1, 8, 0.8), ("limit", 2, 22, 1))
+        for name, thickness, width, share in (("floor", 1, 8, 0.3), ("limit", 2, 22, 0.6))
     ]
     cross = crosses(base, x, "tap", "layer", "at")
     layers = alt.layer(spanned(good, "err", "err_row"), row, line, *bounds, points, cross)

@@ -1,4 +1,4 @@
-"""Numbers as text: short, aligned, and never silent about what is not a number."""
+"""Numbers and lists as text: short, aligned, and never silent about what is left out."""
 
 import math
 
@@ -41,3 +41,9 @@ def signed(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return number(value)
     return "0" if value == 0 else f"{value:+,.0f}".replace("-", "−")
+
+
+def first(texts: list[str], most: int = 4) -> str:
+    """The first sentences, and how many more there are."""
+    more = len(texts) - most
+    return "; ".join(texts[:most]) + (f"; and {more} more in gates.json" if more > 0 else "")

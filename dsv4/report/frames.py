@@ -13,7 +13,7 @@ import pandas as pd
 from dsv4.taps import BY_NAME, STAGES
 
 KEYS = ["variant", "mode", "against", "layer", "tap"]
-LEAST = 1e-9  # 1 - cosine below this is drawn here: the log axis has no zero
+LEAST = 1e-9  # what is below this is drawn here: a log axis has no zero
 EXCESS_EDGES = (0.25, 0.5, 0.8, 1.0, 2.0, 10.0)
 ERROR_EDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 ORDER = {tap: (STAGES.index(spec.stage), place) for place, (tap, spec) in enumerate(BY_NAME.items())}
@@ -63,6 +63,7 @@ def cells(metrics: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame with :data:`KEYS`, ``kind``, ``cos`` and ``cos_row`` (whole tensor and worst row),
+    ``err`` and ``err_row`` (1 - those, which keep few digits without loss),
     ``rel_l2``, ``gain``, ``max_abs``, ``changed``, ``overlap``, ``overlap_min``, ``excess``,
     ``verdict``, ``bad``, ``at``.
     """
@@ -79,6 +80,7 @@ def cells(metrics: pd.DataFrame) -> pd.DataFrame:
     lowest = groups[["cos", "cos_min", "overlap", "overlap_min"]].min()
     worst = rows.loc[groups["score"].idxmax()].set_index(KEYS)
     worst[["cos", "cos_row", "overlap", "overlap_min"]] = lowest.loc[worst.index].to_numpy()
+    worst["err"], worst["err_row"] = 1 - worst["cos"], 1 - worst["cos_row"]
     finite = worst.replace([np.inf, -np.inf], np.nan).reset_index()
     ranked = finite["tap"].map(lambda tap: ORDER.get(tap, (99, 99)))
     order = finite.assign(ranked=ranked).sort_values(["variant", "mode", "against", "layer", "ranked"])
@@ -86,7 +88,19 @@ def cells(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 _CELL_COLUMNS = [
-    *("kind", "cos", "cos_row", "rel_l2", "gain", "max_abs", "changed", "overlap", "overlap_min"),
+    *(
+        "kind",
+        "cos",
+        "cos_row",
+        "err",
+        "err_row",
+        "rel_l2",
+        "gain",
+        "max_abs",
+        "changed",
+        "overlap",
+        "overlap_min",
+    ),
     *("excess", "verdict", "bad", "at"),
 ]
 
@@ -158,7 +172,8 @@ def end_to_end(metrics: pd.DataFrame) -> pd.DataFrame:
     rows = whole(metrics)
     rows = rows[(rows["tap"] == "logits") & (rows["mode"] == "compounded") & (rows["against"] == "trained")]
     rows = rows[rows["kl_nats"].notna() | (rows["nonfinite"] > 0)].assign(bad=bad(rows))
-    names = ["variant", "prompt", "phase", "kl_nats", "kl_worst", "top1", "bad"]
+    rows = rows.assign(shown=rows["kl_nats"].clip(lower=LEAST))  # equal logits have a KL of 0
+    names = ["variant", "prompt", "phase", "kl_nats", "kl_worst", "top1", "shown", "bad"]
     return rows[names].replace([np.inf, -np.inf], np.nan).reset_index(drop=True)
 
 

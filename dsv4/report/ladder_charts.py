@@ -11,9 +11,9 @@ from dsv4.report.marks import FREE, chart, decade_axis, decades, placed, series,
 
 def end_to_end(frame: pd.DataFrame, order: Sequence[str]) -> alt.LayerChart:
     """KL of the free run's logits by variant, one mark a prompt and phase, on a log axis."""
-    base, prompts = decades(chart(), "kl_nats"), sorted(frame["prompt"].unique())
+    base, prompts = decades(chart(), "shown"), sorted(frame["prompt"].unique())
     y = alt.Y("variant:N", sort=list(order), axis=tap_axis(grid=True))
-    x = alt.X("lg_kl_nats:Q", scale=FREE, axis=decade_axis("KL to trained, nats (log)", grid=False))
+    x = alt.X("lg_shown:Q", scale=FREE, axis=decade_axis("KL to trained, nats (log)", grid=False))
     good, names = (
         base.transform_filter("datum.bad == ''"),
         tip("variant", "prompt", "phase", "kl_nats", "kl_worst", "top1"),
@@ -27,15 +27,15 @@ def end_to_end(frame: pd.DataFrame, order: Sequence[str]) -> alt.LayerChart:
         .encode(x=alt.value(alt.ExprRef("width - 6")), y=y, tooltip=tip("variant", "prompt", "bad"))
     )
     words = "KL of next-token distributions to the reference, by variant and prompt"
-    layers = alt.layer(spanned(good, "kl_nats", "kl_nats", along="x"), points, cross)
+    layers = alt.layer(spanned(good, "shown", "shown", along="x"), points, cross)
     return placed(layers, frame, 19 * max(1, len(set(frame["variant"]))), words)
 
 
 def ledger(frame: pd.DataFrame, order: Sequence[str], title: str = "cost") -> alt.LayerChart:
     """What each rung added (circle), what the ladder has spent so far (squares), the budgets (ticks)."""
-    base, marks = decades(chart(), "value", "budget"), series("what", ["own cost", "sum so far"])
+    base, marks = decades(chart(), "shown", "budget"), series("what", ["own cost", "sum so far"])
     x = alt.X("variant:N", sort=list(order), axis=alt.Axis(title=None, labelAngle=-35, labelLimit=120))
-    y = alt.Y("lg_value:Q", scale=FREE, axis=decade_axis(f"{title} (log)"))
+    y = alt.Y("lg_shown:Q", scale=FREE, axis=decade_axis(f"{title} (log)"))
     names = tip("variant", "what", "value", "budget")
     line = (
         base.transform_filter("datum.what == 'sum so far'")
@@ -48,6 +48,6 @@ def ledger(frame: pd.DataFrame, order: Sequence[str], title: str = "cost") -> al
         .mark_tick(thickness=2, width=20)
         .encode(x=x, y="lg_budget:Q", color=marks["color"], tooltip=names)
     )
-    spans = [spanned(base, name, name) for name in ("value", "budget")]
+    spans = [spanned(base, name, name) for name in ("shown", "budget")]
     words = "Cost of each rung against its parent, and against the reference so far, with budgets"
     return placed(alt.layer(*spans, line, budget, points), frame, 220, words)

@@ -4,13 +4,17 @@ from typing import Any
 
 import pandas as pd
 
+from dsv4.report.frames import LEAST
 from dsv4.report.load import Audit
 
 WHAT = {"own": "own cost", "sum": "sum so far"}
 
 
 def ledger(audit: Audit) -> pd.DataFrame:
-    """Rows (measure, variant, what, value, budget) of the spine; values that a log axis can hold."""
+    """Rows (measure, variant, what, value, shown, budget) of the spine.
+
+    ``shown`` is the value where a log axis can hold it, else the axis' least.
+    """
     rows = []
     for rung in audit.ladder:
         found = (audit.verdicts.get(rung.id) or {}).get("ledger") if rung.spine else None
@@ -18,9 +22,9 @@ def ledger(audit: Audit) -> pd.DataFrame:
             for measure, value in ((found or {}).get(key) or {}).items():
                 budget = (((found or {}).get("budget")) or {}).get(measure)
                 budget = budget.get(key) if isinstance(budget, dict) else budget
-                if isinstance(value, int | float) and value > 0:
-                    rows.append((measure, rung.id, what, float(value), budget))
-    return pd.DataFrame(rows, columns=["measure", "variant", "what", "value", "budget"])
+                if isinstance(value, int | float):
+                    rows.append((measure, rung.id, what, float(value), max(float(value), LEAST), budget))
+    return pd.DataFrame(rows, columns=["measure", "variant", "what", "value", "shown", "budget"])
 
 
 def costs(audit: Audit) -> dict[str, Any]:

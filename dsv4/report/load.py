@@ -17,7 +17,7 @@ import yaml
 from jsonschema.exceptions import best_match
 
 from dsv4.ladder import Ladder, State, Variant
-from dsv4.report.measurements import ReportError, empty_metrics, read
+from dsv4.report.measurements import ReportError, empty_metrics, labels, read
 
 CLAIM_STATES = {
     "holds": "holds",
@@ -49,6 +49,7 @@ class Audit:
     metrics : rows of those variants.
     claims : the plan's claims, or None if not written.
     checkpoint : the checkpoint's manifest, or empty.
+    labels : commit, versions, seed and device of the last variant that was measured, or empty.
     gaps : what is missing and why.
     """
 
@@ -60,6 +61,7 @@ class Audit:
     metrics: pd.DataFrame = field(default_factory=empty_metrics)
     claims: list[dict[str, Any]] | None = None
     checkpoint: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, Any] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
 
     def state(self, rung: Variant) -> State:
@@ -94,17 +96,20 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
     audit.claims = None if claims is None else _claims(claims, results / "claims.json")
     manifest = _json(audit, results / "checkpoint.json", "the checkpoint was not read")
     audit.checkpoint = manifest if isinstance(manifest, dict) else {}
+    tables = (labels(results / "metrics" / f"{name}.parquet") for name in reversed(wanted))
+    audit.labels = next((found for found in tables if found), {})
     audit.gaps += _unjudged(audit)
     return audit
 
 
 def _unjudged(audit: Audit) -> list[Gap]:
-    """Rungs that should have a verdict and have none, nor a blocker that explains it."""
+    """Rungs that should have been judged and were not, unless a blocker explains it; and no measurements."""
     asked = [rung for rung in audit.ladder if not rung.on_request or rung.id == audit.target]
-    names = [
-        rung.id for rung in asked if rung.id not in audit.verdicts and audit.state(rung) is State.NOT_RUN
-    ]
-    return [Gap(f"verdicts of {', '.join(names)}", "the run stopped before these gates")] if names else []
+    names = [rung.id for rung in asked if audit.state(rung) is State.NOT_RUN]
+    reasons = (audit.verdicts.get(names[0]) or {}).get("reasons") if names else None
+    why = (reasons or ["the run stopped before these gates"])[0]
+    gaps = [Gap(f"verdicts of {', '.join(names)}", why)] if names else []
+    return gaps + ([Gap("measurements", "no variant was measured")] if audit.metrics.empty else [])
 
 
 def _ladder(config: Path) -> Ladder:

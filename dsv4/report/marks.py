@@ -119,9 +119,8 @@ def series(field: str, names: Sequence[str]) -> dict[str, Any]:
 def layered() -> alt.Chart:
     """Value rows of the main taps and of the picked one, with the series that each belongs to."""
     named = f"indexof({json.dumps(list(MAIN))}, datum.tap) >= 0"
-    pairs = (("err", "cos"), ("err_row", "cos_row"))
-    fine = "datum.bad == '' && isValid(datum.{0}) ? max(1 - datum.{0}, {1}) : null"  # null breaks a line
-    errors = {name: fine.format(cos, LEAST) for name, cos in pairs}
+    fine = "datum.bad == '' && isValid(datum.{0}) ? max(datum.{0}, {1}) : null"  # null breaks a line
+    errors = {name: fine.format(name, LEAST) for name in ("err", "err_row")}
     return (
         chart()
         .transform_filter(f"({named} || datum.tap == pick) && datum.kind == 'value'")

@@ -1,7 +1,9 @@
 """The metrics table as the report reads it: known columns, checked types, the wanted variants."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -31,6 +33,8 @@ def read(file: Path, wanted: Sequence[str]) -> pd.DataFrame:
         A column is missing, or a text where a number belongs, or the other way round.
     """
     names = pq.read_schema(file).names
+    if not names:  # collected from nothing
+        return empty_metrics()
     absent = [name for name in REQUIRED if name not in names]
     if absent:
         raise ReportError(f"{file}: columns {', '.join(absent)} are missing")
@@ -51,3 +55,12 @@ def empty_metrics() -> pd.DataFrame:
     """No rows, every column."""
     texts = {name: pd.Series(dtype=object) for name in TEXTS}
     return pd.DataFrame(texts | {name: pd.Series(dtype=float) for name in (*NUMBERS, *OPTIONAL)})
+
+
+def labels(file: Path) -> dict[str, Any]:
+    """Identity of the code and machine that a variant ran on, from its table's metadata; or nothing."""
+    try:
+        notes = json.loads((pq.read_schema(file).metadata or {}).get(b"dsv4", b"{}"))
+    except (OSError, pa.ArrowInvalid):
+        return {}
+    return notes.get("labels") or {}

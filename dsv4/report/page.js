@@ -13,16 +13,22 @@
     return JSON.parse(await new Response(stream).text());
   };
 
-  /** Rows of one key of a table, as objects. */
+  /** Rows of one key of a table, as objects; cosines come back from their distance to 1. */
   const rows = (name, key) => {
     const { columns, texts, rows: found } = tables[name];
     const values = found[key];
     if (!values) return [];
-    return values[0].map((_, place) =>
-      Object.fromEntries(columns.map((column, at) => {
+    return values[0].map((_, place) => {
+      const row = {};
+      columns.forEach((column, at) => {
         const value = values[at][place];
-        return [column, texts[column] ? texts[column][value] : value];
-      })));
+        row[column] = texts[column] ? texts[column][value] : value;
+      });
+      for (const [cosine, error] of [["cos", "err"], ["cos_row", "err_row"]]) {
+        if (error in row) row[cosine] = row[error] === null ? null : 1 - row[error];
+      }
+      return row;
+    });
   };
 
   const chosen = (panel) => {
@@ -35,7 +41,7 @@
   const text = (value) => {
     if (value === null || value === undefined) return "—";
     if (typeof value !== "number" || Number.isInteger(value)) return String(value);
-    return Math.abs(value) >= 1e-3 ? String(Number(value.toPrecision(7))) : value.toExponential(2);
+    return Math.abs(value) >= 1e-3 ? String(Number(value.toPrecision(9))) : value.toExponential(2);
   };
 
   const fill = (details) => {

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dsv4.ladder import State
-from dsv4.report import bounds, digits, frames, panels, payload, tables, theme, words
+from dsv4.report import behind, bounds, digits, frames, panels, payload, tables, theme, words
 from dsv4.report.ledger import costs, ledger
 from dsv4.report.load import Audit
 from dsv4.report.marks import TAP_ORDER
@@ -41,7 +41,7 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "title": title,
         "tone": tone,
         "summary": words.summary(audit),
-        "labels": audit.head.get("labels") or [],
+        "labels": behind.labels(audit),
         "rungs": tables.rungs(audit, cells),
         "untimed": None if tables.timed(audit) else tables.UNTIMED,
         "one": one,
@@ -54,9 +54,9 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "layer_tables": [tables.layer_table(cells, order, tap) for tap in ("attn_out", "moe_out")],
         "parts": frames.parts(audit.metrics).to_dict("records"),
         "costs": costs(audit),
-        "details": tables.details(audit),
+        "details": behind.details(audit),
         "nonfinite": frames.nonfinite(audit.metrics).to_dict("records"),
-        "identity": tables.identity(audit),
+        "identity": behind.identity(audit),
         "now": now or datetime.now(UTC),
         "digits": digits,
         "packed": packed,
@@ -87,10 +87,10 @@ def _sample(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_interest(audit: Audit, names: list[str]) -> list[str]:
-    """What the page keeps first when it cannot keep all: failures, the spine, then leaves."""
+    """What the page keeps first when it cannot keep all: failures, the spine from its top, then leaves."""
     spine = {rung.id for rung in audit.ladder if rung.spine}
     good = {rung.id for rung in audit.ladder if audit.state(rung) is State.PASS}
-    return sorted(names, key=lambda name: (name in good, name not in spine))
+    return sorted(reversed(names), key=lambda name: (name in good, name not in spine))
 
 
 def _first(audit: Audit, shown: list[str]) -> str:

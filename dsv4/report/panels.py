@@ -120,7 +120,7 @@ def one_variant(cells: pd.DataFrame, codes: pd.DataFrame, drift: pd.DataFrame) -
 
 def whole_ladder(text: pd.DataFrame, ledger: pd.DataFrame, order: Sequence[str]) -> list[Panel]:
     """Charts of all variants; their rows are in the chart."""
-    said = "Free run against the trained reference, one mark a prompt and phase."
+    said = "Free run against the trained reference, one mark a prompt and phase. Below 1e-9: at 1e-9."
     panels = [
         Panel(
             id="text",
@@ -136,7 +136,7 @@ def whole_ladder(text: pd.DataFrame, ledger: pd.DataFrame, order: Sequence[str])
             Panel(
                 id=f"ledger{number}",
                 title=f"Ledger: {name}",
-                lead="What each rung added to its parent, and the sum so far against the reference; ticks: budgets.",
+                lead="What each rung added to its parent, and the sum so far; ticks: budgets. Below 1e-9: at 1e-9.",
                 chart=ladder_charts.ledger(rows, order, name),
                 columns=("variant", "what", "value", "budget"),
             )

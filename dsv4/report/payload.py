@@ -13,31 +13,18 @@ from typing import Any
 
 import pandas as pd
 
-from dsv4.report.frames import of
-
 LIMIT = 2_200_000  # bytes of packed rows; with Vega's 0.9 MB the page stays under 4 MB
 COLUMNS = (
-    *(
-        "layer",
-        "tap",
-        "kind",
-        "cos",
-        "cos_row",
-        "rel_l2",
-        "gain",
-        "max_abs",
-        "changed",
-        "overlap",
-        "overlap_min",
-    ),
-    *("excess", "floor", "limit", "verdict", "level_excess", "level_error", "bad", "at"),
+    *("layer", "tap", "kind", "err", "err_row", "rel_l2", "gain", "max_abs", "changed"),
+    *("overlap", "overlap_min", "excess", "floor", "limit", "verdict"),
+    *("level_excess", "level_error", "bad", "at"),
 )
 TABLES = {  # name -> columns of the key, columns of a row
     "cells": (("variant", "mode", "against"), COLUMNS),
     "codes": (("variant",), ("point", "layer", "changed", "at")),
     "drift": (("variant",), ("tap", "step", "value", "bad", "at")),
 }
-DIGITS = {"cos": 10, "cos_row": 10, "gain": 7, "overlap": 5, "overlap_min": 5}
+DIGITS = {"gain": 6, "overlap": 4, "overlap_min": 4}  # decimals; other numbers keep 3 digits
 
 
 def table(frame: pd.DataFrame, keys: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
@@ -64,14 +51,14 @@ def _plain(values: list[Any], digits: int | None) -> list[Any]:
         elif isinstance(value, bool) or float(value).is_integer():
             found.append(int(value))
         else:
-            found.append(round(value, digits) if digits else float(f"{value:.3e}"))
+            found.append(round(value, digits) if digits else float(f"{value:.2e}"))
     return found
 
 
 def pack(tables: dict[str, Any]) -> str:
     """Base64 of gzipped JSON; the same rows give the same text."""
     raw = json.dumps(tables, separators=(",", ":"), allow_nan=False).encode()
-    return base64.b64encode(gzip.compress(raw, 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
 
 
 def fit(frames: Mapping[str, pd.DataFrame], order: Sequence[str]) -> tuple[str, list[str]]:
@@ -82,10 +69,15 @@ def fit(frames: Mapping[str, pd.DataFrame], order: Sequence[str]) -> tuple[str, 
     frames : rows of each of :data:`TABLES`.
     order : variants, the ones to keep first.
     """
+    tables = {name: table(frame, *TABLES[name]) for name, frame in frames.items()}
     kept = list(order)
     while True:
-        shown = {name: of(frame, *kept) for name, frame in frames.items()}
-        packed = pack({name: table(frame, *TABLES[name]) for name, frame in shown.items()})
+        packed = pack({name: _only(found, set(kept)) for name, found in tables.items()})
         if len(packed) <= LIMIT or len(kept) <= 1:
             return packed, [name for name in order if name not in kept]
-        kept = kept[: max(1, int(len(kept) * LIMIT / len(packed)))]
+        kept = kept[: max(1, min(len(kept) - 1, int(len(kept) * LIMIT / len(packed))))]
+
+
+def _only(found: dict[str, Any], variants: set[str]) -> dict[str, Any]:
+    rows = {key: columns for key, columns in found["rows"].items() if key.split("|", 1)[0] in variants}
+    return found | {"rows": rows}

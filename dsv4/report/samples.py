@@ -29,6 +29,16 @@ FAILED = {
     ),
     "B2_fp4": ("cannot_measure", None, None, None, "no row has more than index_topk visible entries"),
 }
+COST = {
+    "time": None,
+    "launches": 700,
+    "bytes_per_token": 90112,
+    "cache_bytes": 320000,
+    "bytes_per_key": 328,
+    "launches_delta": -40,
+    "bytes_delta": -2048,
+    "context": 1900,
+}
 BLOCKED = ("B3", "B4_router", "B4_swiglu", "B4_attn_out", "B4_head")
 
 
@@ -54,7 +64,11 @@ def verdict(variant: Variant, *, failing: bool) -> dict[str, Any]:
         "why": variant.why,
     }
     if state in ("blocked", "not_run"):
-        reason = "blocked by B2" if state == "blocked" else "on request"
+        reason = (
+            "blocked: it stands on B2, which is fail"
+            if state == "blocked"
+            else f"on request: snakemake {variant.id}"
+        )
         return found | {"reasons": [reason]}
     size = SIZE.get(variant.id, 1e-3)
     worst = {"prompt": "code", "step": 7, "layer": 5, "tap": "attn_out", "row": 131}
@@ -64,14 +78,16 @@ def verdict(variant: Variant, *, failing: bool) -> dict[str, Any]:
         "reasons": [],
         "not_exercised": ["clamp: never reached in layers 0, 1", "one page only in prompt capital"],
         "e2e": {"kl_nats": size / 9, "top1": 1 - size},
-        "cost": {"launches": 700, "launches_delta": -40, "bytes_delta": -2048, "bytes": 90112, "time": None},
+        "cost": COST,
         "culprit": None,
         "fidelity": "within",
+        "fidelity_counts": {"outside": 0, "within": 60, "bit_equal": 190},
+        "vs_parent": {"bit_equal": variant.id == "B1a"},
         "blast_radius": {"ok": True, "changed": []},
         "ledger": {
             "own": {"kl_nats": size / 20, "rel_l2": size / 2},
             "sum": {"kl_nats": size / 9, "rel_l2": size},
-            "budget": {"kl_nats": 2e-3, "rel_l2": 2e-2},
+            "budget": {"kl_nats": {"own": 2e-3, "sum": 1e-2}},
         },
         "confirmed": None,
         "limits": [
@@ -83,7 +99,7 @@ def verdict(variant: Variant, *, failing: bool) -> dict[str, Any]:
         found |= {"reasons": [reason], "fidelity": "outside"}
         if layer is not None:
             found["culprit"] = {"layer": layer, "stage": stage, "tap": tap, "prompt": "document", "row": 812}
-            found["confirmed"] = {"repeat": True, "revert": True, "reapply": True}
+            found["confirmed"] = {"repeat": True, "revert": True, "reapply": True, "confirmed": True}
     return found
 
 
@@ -128,7 +144,7 @@ def write(results: Path, *, failing: bool = True) -> Path:
         "variants": [verdict(variant, failing=failing) for variant in ladder],
     }
     keys = ("claim", "measured", "state", "reason")
-    claims = [dict(zip(keys, row, strict=True), device="cpu") for row in CLAIMS]
+    claims = [dict(zip(keys, row, strict=True), device="cpu", section="B1") for row in CLAIMS]
     (results / "gates.json").write_text(json.dumps(gates))
     (results / "claims.json").write_text(json.dumps(claims))
     (results / "checkpoint.json").write_text(

@@ -10,6 +10,7 @@ import pandas as pd
 from dsv4.report.digits import cosine
 
 HEIGHT = 20
+WIDTH = 74  # pixels at most, however many layers
 LOW, HIGH = -9.0, -1.0  # decades of 1 - cosine between an empty and a full bar
 
 
@@ -41,7 +42,7 @@ def strip(cells: pd.DataFrame, tap: str, culprit_layer: object = None) -> Strip 
     rows = rows[rows["layer"] >= 0].sort_values("layer")
     if rows.empty:
         return None
-    pitch = max(2, min(8, 120 // len(rows)))
+    pitch = min(8.0, WIDTH / len(rows))
     lowest = rows["cos"].min()
     bars = []
     for place, row in enumerate(rows.itertuples()):
@@ -49,13 +50,22 @@ def strip(cells: pd.DataFrame, tap: str, culprit_layer: object = None) -> Strip 
         look = "bad" if row.bad or row.layer == culprit_layer else "worst" if row.cos == lowest else "bar"
         said = row.bad or f"cosine {cosine(row.cos)}"
         title = f"layer {row.layer}: {said} ({row.at})"
-        bars.append(Bar(place * pitch, HEIGHT - size, pitch - (1 if pitch > 2 else 0), size, look, title))
+        bars.append(
+            Bar(
+                round(place * pitch, 2),
+                HEIGHT - size,
+                round(pitch - (1 if pitch > 3 else 0), 2),
+                size,
+                look,
+                title,
+            )
+        )
     broken = rows[rows["bad"] != ""]
     at = rows.loc[rows["cos"].idxmin(), "layer"] if rows["cos"].notna().any() else None
     worst = broken.iloc[0]["bad"] if len(broken) else cosine(lowest)
     label = f"{tap}, isolated, {len(rows)} layers: worst {worst}"
     label += f" in layer {broken.iloc[0]['layer'] if len(broken) else at}"
-    return Strip(width=pitch * len(rows), bars=tuple(bars), label=label, worst=worst)
+    return Strip(width=round(pitch * len(rows)), bars=tuple(bars), label=label, worst=worst)
 
 
 def _height(value: float) -> float:

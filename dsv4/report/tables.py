@@ -1,4 +1,4 @@
-"""The page's tables: everything already text, nothing measured here."""
+"""The ladder and the tables that need no script: everything already text, nothing measured here."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from dsv4.ladder import State, Variant
-from dsv4.report.digits import NONE, cosine, number, percent, signed
+from dsv4.report.digits import NONE, cosine, first, number, percent, signed
 from dsv4.report.frames import of
 from dsv4.report.load import Audit
 from dsv4.report.strip import Strip, strip
@@ -28,6 +28,7 @@ class Rung:
     word: str
     change: tuple[str, str, str] | None
     culprit: str
+    worst: str
     strips: tuple[Strip | None, Strip | None]
     excess: str
     over: bool
@@ -77,6 +78,7 @@ def _rung(audit: Audit, cells: pd.DataFrame, variant: Variant, depth: int) -> Ru
         word=WORDS[found],
         change=(name, *pair) if name else None,
         culprit=place(culprit),
+        worst=_worst(culprit),
         strips=(strip(cells, "attn_out", taps["attn_out"]), strip(cells, "moe_out", taps["moe_out"])),
         excess=NONE if pd.isna(excess) else f"{excess:.2f}×" if excess < 10 else f"{excess:.0f}×",
         over=bool(excess > 1),
@@ -85,56 +87,19 @@ def _rung(audit: Audit, cells: pd.DataFrame, variant: Variant, depth: int) -> Ru
         launches=signed((verdict.get("cost") or {}).get("launches_delta")),
         bytes=signed((verdict.get("cost") or {}).get("bytes_delta")),
         advice=advice(audit, variant),
-        reason="; ".join(verdict.get("reasons") or []),
+        reason=first(verdict.get("reasons") or []),
     )
+
+
+def _worst(culprit: Mapping[str, Any]) -> str:
+    """Where a culprit shows most: prompt, row and decode step."""
+    names = ("prompt", "row", "step")
+    return ", ".join(f"{name} {culprit[name]}" for name in names if culprit.get(name) is not None)
 
 
 def timed(audit: Audit) -> bool:
     """Whether any rung's time was measured."""
     return any((verdict.get("cost") or {}).get("time") is not None for verdict in audit.verdicts.values())
-
-
-def details(audit: Audit) -> list[dict[str, Any]]:
-    """What stands behind each verdict: taps, fidelity, blast radius, what was not exercised."""
-    rows = []
-    for rung, _ in ordered(audit.ladder):
-        verdict = audit.verdicts.get(rung.id)
-        if verdict is None:
-            continue
-        blast = verdict.get("blast_radius") or {}
-        taps = verdict.get("taps")
-        rows.append(
-            {
-                "id": rung.id,
-                "commit": (verdict.get("commit") or NONE)[:10],
-                "taps": f"{taps[0]} of {taps[1]}" if taps else NONE,
-                "partial": bool(taps and taps[0] < taps[1]),
-                "fidelity": (verdict.get("fidelity") or NONE).replace("_", "-"),
-                "blast": _blast(blast),
-                "blast_ok": blast.get("ok"),
-                "reasons": verdict.get("reasons") or [],
-                "not_exercised": verdict.get("not_exercised") or [],
-                "confirmed": _confirmed(verdict.get("confirmed")),
-            }
-        )
-    return rows
-
-
-def _blast(blast: Mapping[str, Any]) -> str:
-    if blast.get("ok") is None:
-        return NONE
-    changed = ", ".join(str(item) for item in blast.get("changed") or [])
-    return "only claimed ops changed" if blast["ok"] else f"unclaimed ops changed: {changed or 'not named'}"
-
-
-def _confirmed(found: Mapping[str, Any] | None) -> str:
-    if not found:
-        return NONE
-    return ", ".join(f"{name}: {_yes(value)}" for name, value in found.items())
-
-
-def _yes(value: object) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
 def layer_table(cells: pd.DataFrame, order: list[str], tap: str) -> dict[str, Any] | None:
@@ -149,23 +114,3 @@ def layer_table(cells: pd.DataFrame, order: list[str], tap: str) -> dict[str, An
         for name, line in zip(grid.index, grid.to_numpy(), strict=True)
     ]
     return {"tap": tap, "layers": [int(layer) for layer in grid.columns], "lines": lines}
-
-
-def identity(audit: Audit) -> list[tuple[str, str]]:
-    """Who ran what on what: every attribute of the run that the artefacts carry."""
-    head = {key: value for key, value in audit.head.items() if key not in ("schema", "labels")}
-    for name in ("run", "identity"):
-        head |= head.pop(name, None) or {} if isinstance(head.get(name), Mapping) else {}
-    return [
-        (name.replace("_", " "), _plain(value))
-        for name, value in head.items()
-        if value not in (None, "", {}, [])
-    ]
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
-    if isinstance(value, list):
-        return ", ".join(_plain(item) for item in value)
-    return _yes(value)

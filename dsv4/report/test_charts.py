@@ -47,8 +47,8 @@ IDS = {
 LOGITS = {"tap": "logits", "layer": -1, "mode": "compounded", "kl_nats": [1e-3, 1e-4, 0.0], "top1": 1.0}
 STEPS = {"step": [0, 1, 2], "mode": "compounded"}
 LEDGER = pd.DataFrame(
-    [("kl_nats", "B1", "own cost", 1e-4, 1e-3), ("kl_nats", "B1", "sum so far", 2e-4, None)],
-    columns=["measure", "variant", "what", "value", "budget"],
+    [("kl_nats", "B1", "own cost", 0.0, 1e-9, 1e-3), ("kl_nats", "B1", "sum so far", 2e-4, 2e-4, None)],
+    columns=["measure", "variant", "what", "value", "shown", "budget"],
 )
 BUILT = {
     "layer_cosine": lambda: charts.layer_cosine(cells()),

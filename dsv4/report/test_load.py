@@ -108,3 +108,19 @@ def test_bad_options_end_in_one_line(failing, tmp_path, capsys, options, said):
     assert main([*base, *options]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "reports").exists()
+
+
+def test_collected_from_nothing_is_a_gap(copy):
+    pd.DataFrame().to_parquet(copy / "metrics.parquet")
+    audit = load(copy, CONFIG)
+    assert audit.metrics.empty
+    assert "measurements" in {gap.what for gap in audit.gaps}
+
+
+def test_verdict_that_says_not_run_is_a_gap_too(copy):
+    def stop(data):
+        data["variants"][-4].update(status="not_run", reasons=["the run stopped before this gate"])
+
+    edit(copy / "gates.json", stop)
+    gaps = load(copy, CONFIG).gaps
+    assert [gap.why for gap in gaps] == ["the run stopped before this gate"]

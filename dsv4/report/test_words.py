@@ -68,9 +68,10 @@ def test_rung_without_verdict_on_a_failed_one_is_blocked(failing):
     ("name", "said"),
     [
         ("B1", "safe to stack"),
+        ("B1a", "safe to stack: bit-equal to B0"),
         ("B1_q2", "may adopt q in two FP8 terms"),
         ("B1_rope_fp8", "keep BF16 rope: rope: rel_l2 0.037 against trained is over 0.014"),
-        ("B3", "blocked by B2"),
+        ("B3", "it stands on B2, which is fail"),
         ("B2_fp4", "not shown to be safe: no row has more than index_topk visible entries"),
         ("B5_all", "on request: snakemake B5_all"),
     ],

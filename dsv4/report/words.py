@@ -78,24 +78,21 @@ def advice(audit: Audit, variant: Variant) -> str:
         case State.PASS if not variant.change:
             return "the bottom of the ladder holds"
         case State.PASS:
-            return "safe to stack" if variant.spine else f"may adopt {phrase(field, new)}"
+            equal = ((verdict or {}).get("vs_parent") or {}).get("bit_equal")
+            said = "safe to stack" if variant.spine else f"may adopt {phrase(field, new)}"
+            return said + (f": bit-equal to {variant.parent}" if equal else "")
         case State.FAIL:
             return f"keep {phrase(field, old)}{tail}" if variant.change else f"mend this first{tail}"
         case State.BLOCKED:
-            return why or f"blocked by {_blocker(audit) or 'a rung below'}"
+            return why.removeprefix("blocked: ") or f"blocked by {_blocker(audit) or 'a rung below'}"
         case State.CANNOT_MEASURE:
             return f"not shown to be safe{tail}"
         case State.NOT_NEEDED:
             return f"not needed{tail}"
-    if variant.on_request:
-        return f"on request: snakemake {variant.id}"
-    return (
-        why
-        if verdict and why
-        else "no verdict: the run stopped before this gate"
-        if not verdict
-        else "not run"
+    otherwise = (
+        f"on request: snakemake {variant.id}" if variant.on_request else "the run stopped before this gate"
     )
+    return why or otherwise
 
 
 def _spine(audit: Audit) -> list[Variant]:
@@ -155,7 +152,7 @@ def summary(audit: Audit) -> str:
     blocker = _blocker(audit)
     confirmed = audit.verdicts[blocker].get("confirmed") if blocker else None
     if confirmed:
-        held = all(value is not False for value in confirmed.values())
+        held = confirmed.get("confirmed", all(value is not False for value in confirmed.values()))
         sentences.append(f"Repeat, revert, re-apply {'confirms' if held else 'does not confirm'} {blocker}.")
     return " ".join(sentences)
 
