@@ -38,8 +38,7 @@ def to_fp8(x: np.ndarray, group: int) -> np.ndarray:
 
 def to_nvfp4(x: np.ndarray, gsa: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """E2M1 value x E4M3 scale (T, K) and gsa (T, 1) of finite FP32 rows, by ml_dtypes."""
-    if gsa is None:
-        gsa = np.abs(x).max(-1, keepdims=True) / np.float32(2688)
+    gsa = np.asarray(np.abs(x).max(-1, keepdims=True) / np.float32(2688) if gsa is None else gsa)
     groups = x.reshape(len(x), x.shape[1] // 16, 16)
     with np.errstate(invalid="ignore", divide="ignore"):
         ideal = np.abs(groups).max(-1) / np.float32(6) / gsa
