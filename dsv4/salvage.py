@@ -62,7 +62,8 @@ def salvage(results: Path, config: Config, prompts: Sequence[str], target: str |
     """Render a page from what there is, unless there is one; return a line that says what it shows."""
     if complete(results, config, prompts, target):
         return f"the audit is complete, and a rung of the spine failed: see {PAGE}"
-    drop_stale(results, config, prompts)
+    if len(drop_stale(results, config, prompts)) == len(list(config.ladder)):
+        return "the run stopped before its first verdict; there is nothing to show yet"
     options = ["--results", str(results), "--config", str(config.path)]
     options += ["--target", target] if target else []
     commands = ([sys.executable, "-m", stage, *options] for stage in ("dsv4.judge.collect", "dsv4.report"))

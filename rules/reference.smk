@@ -16,7 +16,6 @@ rule make_reference:
         "<logs>/reference.log",
     benchmark:
         "<benchmarks>/reference.tsv"
-    threads: 2
     params:
         decode_steps=CONFIG.decode_steps,
         prefill_rows=CONFIG.prefill_rows,
