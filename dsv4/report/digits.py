@@ -28,6 +28,11 @@ def cosine(value: float | None) -> str:
     return f"1−{number(gap, '.0e')}" if gap < 1e-6 else f"{value:.6f}"
 
 
+def count(value: float | None) -> str:
+    """A number as it is, thousands apart."""
+    return number(value, ",.0f" if value is not None and float(value).is_integer() else ",.4g")
+
+
 def percent(value: float | None) -> str:
     """A share; 100% only if it is all."""
     if value is None or not math.isfinite(value):

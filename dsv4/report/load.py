@@ -108,7 +108,8 @@ def _unjudged(audit: Audit) -> list[Gap]:
     names = [rung.id for rung in asked if audit.state(rung) is State.NOT_RUN]
     reasons = (audit.verdicts.get(names[0]) or {}).get("reasons") if names else None
     why = (reasons or ["the run stopped before these gates"])[0]
-    gaps = [Gap(f"verdicts of {', '.join(names)}", why)] if names else []
+    said = ", ".join(names) if len(names) < 7 else f"{len(names)} rungs, {names[0]} to {names[-1]}"
+    gaps = [Gap(f"verdicts of {said}", why)] if names else []
     return gaps + ([Gap("measurements", "no variant was measured")] if audit.metrics.empty else [])
 
 

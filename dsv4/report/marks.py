@@ -69,8 +69,9 @@ def decades(base: alt.Chart, *fields: str) -> alt.Chart:
 
 
 def decade_axis(title: str, *, grid: bool = True) -> alt.Axis:
-    """Axis of a decimal logarithm: 1e-5, 1e-4, ..."""
-    return alt.Axis(title=title, tickMinStep=1, labelExpr="'1e' + datum.value", grid=grid)
+    """Axis of a decimal logarithm: 1e-5, 1e-4, ..., 1; what lies between decades has no label."""
+    whole = "datum.value == 0 ? '1' : datum.value == round(datum.value) ? '1e' + datum.value : ''"
+    return alt.Axis(title=title, tickMinStep=1, labelExpr=whole, grid=grid)
 
 
 def spanned(base: alt.Chart, low: str, high: str, *, along: str = "y") -> alt.Chart:

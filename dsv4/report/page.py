@@ -42,6 +42,7 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "tone": tone,
         "summary": words.summary(audit),
         "labels": behind.labels(audit),
+        "claim_devices": sorted({row.get("device") or "no device named" for row in audit.claims or []}),
         "rungs": tables.rungs(audit, cells),
         "untimed": None if tables.timed(audit) else tables.UNTIMED,
         "one": one,

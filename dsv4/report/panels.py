@@ -8,8 +8,9 @@ import altair as alt
 import pandas as pd
 
 from dsv4.report import charts, heat, ladder_charts, theme
-from dsv4.report.marks import NUMBERS, TEXTS
+from dsv4.report.marks import MAIN, NUMBERS, TEXTS
 
+DRIFTING = (*MAIN, "hidden", "logits")
 CHOSEN = ("variant", "mode", "against")
 TITLES = TEXTS | {name: title for name, (title, _) in NUMBERS.items()}
 NO_STEPS = "No per-step rows in metrics.parquet (column step), so drift over decode steps cannot be drawn."
@@ -109,7 +110,9 @@ def one_variant(cells: pd.DataFrame, codes: pd.DataFrame, drift: pd.DataFrame) -
             lead="Free run against the trained reference, worst prompt and layer at each step."
             if len(drift)
             else NO_STEPS,
-            chart=charts.drift(drift) if len(drift) else None,
+            chart=charts.drift(drift, [tap for tap in DRIFTING if tap in set(drift["tap"])])
+            if len(drift)
+            else None,
             columns=("tap", "step", "value", "bad", "at"),
             data="drift",
             key=("variant",),

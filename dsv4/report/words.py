@@ -88,7 +88,7 @@ def advice(audit: Audit, variant: Variant) -> str:
         case State.CANNOT_MEASURE:
             return f"not shown to be safe{tail}"
         case State.NOT_NEEDED:
-            return f"not needed{tail}"
+            return why.removeprefix("not needed: ") or "not needed"
     otherwise = (
         f"on request: snakemake {variant.id}" if variant.on_request else "the run stopped before this gate"
     )
@@ -124,7 +124,8 @@ def headline(audit: Audit) -> tuple[str, State]:
         why = reason(verdict)
         text = f"{first.id} cannot be measured" + (f": {why}" if why else "")
         return text + (f"; so {above.id} and above are blocked." if above else "."), found
-    below = f"{spine[stops[0] - 1].id} and below pass; " if stops[0] else ""
+    last = spine[stops[0] - 1].id
+    below = f"{last} {'and below pass' if stops[0] > 1 else 'passes'}; " if stops[0] else ""
     return (
         f"The audit is not complete: {below}{first.id} {'and above were' if above else 'was'} not run.",
         State.NOT_RUN,
