@@ -16,7 +16,7 @@ def target_option(wildcards):
     return f"--target {target()}" if target() else ""
 
 
-def wanted():
+def wanted(wildcards=None):
     """Ids that this call judges: the ladder without what is on request, or one variant and its ancestors."""
     return [rung.id for rung in (CONFIG.ladder.lineage(target()) if target() else CONFIG.ladder.default())]
 

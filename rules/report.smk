@@ -2,9 +2,23 @@
 # The report shows the last audit that was asked for: the whole ladder, or one rung and its ancestors.
 
 
+# While a verdict is missing, Snakemake asks nothing else of the job that waits for it (its checkpoint may change its
+# inputs); so `collect` would not notice a variant that was added, or another target. It notices this file.
+rule ask:
+    output:
+        variants="<results>/asked.txt",
+    log:
+        "<logs>/ask.log",
+    params:
+        variants=wanted,
+    shell:
+        "printf '%s\\n' {params.variants} > {output.variants} 2> {log}"
+
+
 rule collect:
     input:
         **{variant: judged(variant) for variant in VARIANTS},
+        asked="<results>/asked.txt",
         manifest="<results>/checkpoint.json",
         config=str(CONFIG.path),
         code=closure("dsv4.judge.collect"),

@@ -88,11 +88,16 @@ class TestAfterAWholeRun:
         edit("kernels/formats/aligned_record.py", "1", "2")
         assert done.planned("all") == ALL | {"variant": 1, "measure": 1, "gate": 1}
         edit("config.yaml", "set: {kv_record: aligned}", "set: {rope_format: fp8}")
-        assert done.planned("B1_q2") == {"collect": 1, "report": 1, "enforce": 1, "B1_q2": 1}
+        assert done.planned("B1_q2") == {"ask": 1, "collect": 1, "report": 1, "enforce": 1, "B1_q2": 1}
 
     def test_a_changed_plan_reruns_that_variant(self, done, edit):
         edit("config.yaml", "{q_format: fp8x2}", "{pv_format: fp8}")
         once = dict.fromkeys(("variant", "floor", "measure", "gate"), 1)
+        assert done.planned("all") == ALL | once
+
+    def test_a_new_leaf_is_run_and_collected(self, done, edit):
+        edit("config.yaml", "  B2:", "  New:\n    parent: B1\n    set: {kv_norm: fused}\n    why: new\n  B2:")
+        once = dict.fromkeys(("ask", "variant", "floor", "measure", "gate"), 1)
         assert done.planned("all") == ALL | once
 
     def test_more_draws_rerun_floors_only(self, done, edit):
@@ -112,6 +117,14 @@ def test_one_rung_runs_what_it_stands_on(workflow):
         assert ran[stage] == {"B0_unfused", "P4", "P5"}
     assert workflow.page() == {"target": "P5", "status": dict.fromkeys(("B0_unfused", "P4", "P5"), "pass")}
     assert workflow.planned("P5") == {}
+
+    assert workflow.run("P4_scalar_gsa").returncode == 0
+    ran = workflow.ran()
+    assert (ran["variant"], ran["gate"]) == ({"P4_scalar_gsa"}, {"P4_scalar_gsa"})
+    assert workflow.page() == {
+        "target": "P4_scalar_gsa",
+        "status": {"B0_unfused": "pass", "P4_scalar_gsa": "pass"},
+    }
 
 
 def test_a_failed_rung_blocks_what_stands_on_it_and_keeps_its_report(workflow):
