@@ -48,7 +48,7 @@ def write_variant(setup: Setup, variant: Variant, install: Install | None = None
     for prompt in setup.tokens:
         parent = folder / variant.parent / f"{prompt}.h5" if variant.parent else None
         attrs = setup.attrs(prompt, "variant", variant.id, variant.plan)
-        attrs["exercised"] = exercised(config, compounded[prompt], caches[prompt], clamp)
+        attrs["exercised"] = exercised(config, compounded[prompt], caches[prompt], clamp, len(caches))
         with DumpWriter(folder / variant.id / f"{prompt}.h5", attrs, parent=parent) as writer:
             write_trace(writer, "isolated", isolated[prompt])
             write_trace(writer, "compounded", compounded[prompt])
@@ -91,7 +91,7 @@ def exercised(config: ModelConfig, trace: Trace, cache: SequenceCache, clamp: Cl
             for layer in cache.layers
         ),
         "cache_bytes": cache.nbytes,
-        "batch": 1,
+        "batch": batch,
         "residual_absmax": peaks,
     }
 
