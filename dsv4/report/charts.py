@@ -113,8 +113,13 @@ def codes(frame: pd.DataFrame) -> alt.LayerChart:
         .mark_point(size=46, strokeWidth=1.4, color=theme.var("c0"))
         .encode(x=x, y=y, tooltip=tip("point", "layer", "changed", "at"))
     )
+    least = (
+        alt.Chart(alt.InlineData(values=[{"least": 1e-3}]))
+        .mark_point(opacity=0, aria=False)
+        .encode(x="least:Q")
+    )
     words = "Share of stored codes and values changed against the parent"
-    return placed(alt.layer(rings), frame, 20 * max(1, len(points)), words)
+    return placed(alt.layer(least, rings), frame, 20 * max(1, len(points)), words)
 
 
 def drift(frame: pd.DataFrame, taps: Sequence[str] = (*MAIN, "logits")) -> alt.LayerChart:

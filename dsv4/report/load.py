@@ -68,9 +68,13 @@ class Audit:
         """State of a rung; without a verdict: blocked if what it stands on failed, else not run."""
         if rung.id in self.verdicts:
             return State(self.verdicts[rung.id]["status"])
+        return State.BLOCKED if self.stopped(rung) else State.NOT_RUN
+
+    def stopped(self, rung: Variant) -> bool:
+        """Whether something that a rung stands on failed or could not be measured."""
         below = next((other for other in self.ladder if other.id == rung.parent), None)
         stops = (State.FAIL, State.BLOCKED, State.CANNOT_MEASURE)
-        return State.BLOCKED if below and self.state(below) in stops else State.NOT_RUN
+        return below is not None and (self.state(below) in stops or self.stopped(below))
 
 
 def load(results: Path, config: Path, target: str | None = None) -> Audit:
@@ -105,7 +109,7 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
 def _unjudged(audit: Audit) -> list[Gap]:
     """Rungs that should have been judged and were not, unless a blocker explains it; and no measurements."""
     asked = [rung for rung in audit.ladder if not rung.on_request or rung.id == audit.target]
-    names = [rung.id for rung in asked if audit.state(rung) is State.NOT_RUN]
+    names = [rung.id for rung in asked if audit.state(rung) is State.NOT_RUN and not audit.stopped(rung)]
     reasons = (audit.verdicts.get(names[0]) or {}).get("reasons") if names else None
     why = (reasons or ["the run stopped before these gates"])[0]
     said = ", ".join(names) if len(names) < 7 else f"{len(names)} rungs, {names[0]} to {names[-1]}"

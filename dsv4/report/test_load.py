@@ -119,8 +119,17 @@ def test_collected_from_nothing_is_a_gap(copy):
 
 def test_verdict_that_says_not_run_is_a_gap_too(copy):
     def stop(data):
-        data["variants"][-4].update(status="not_run", reasons=["the run stopped before this gate"])
+        for verdict in data["variants"]:
+            if verdict["id"] in ("B1", "B2"):
+                verdict.update(status="not_run", reasons=["the run stopped before this gate"])
 
     edit(copy / "gates.json", stop)
-    gaps = load(copy, CONFIG).gaps
-    assert [gap.why for gap in gaps] == ["the run stopped before this gate"]
+    assert [gap.why for gap in load(copy, CONFIG).gaps] == ["the run stopped before this gate"]
+
+
+def test_rungs_above_a_failure_are_no_gap(copy):
+    def wait(data):
+        data["variants"][-4].update(status="not_run", reasons=["waits for B4_attn_out, which was not run"])
+
+    edit(copy / "gates.json", wait)
+    assert load(copy, CONFIG).gaps == []
