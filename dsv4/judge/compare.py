@@ -15,6 +15,7 @@ import pandas as pd
 from dsv4.dump import DumpReader
 from dsv4.judge import metrics
 from dsv4.judge.metrics import Array, Columns, Sums
+from dsv4.stored import same_bytes
 from dsv4.taps import BY_NAME, MODEL, PHASES, Tap
 
 N_ROPE = 64
@@ -160,13 +161,12 @@ def _stacks(
             other = tap.reference if mapped else name
             if other is None or (only and name not in only) or not reference.has(mode, phase, layer, other):
                 continue
-            ours, theirs = test.raw(mode, phase, layer, name), reference.raw(mode, phase, layer, other)
-            equal = (
-                ours.dtype == theirs.dtype
-                and ours.shape == theirs.shape
-                and ours.tobytes() == theirs.tobytes()
-            )
-            x, y = _values(ours), _values(theirs)
+            ours = test.raw(mode, phase, layer, name)
+            same = other == name and test.shares(reference, mode, phase, layer, name)
+            theirs = ours if same else reference.raw(mode, phase, layer, other)
+            equal = same or same_bytes(ours, theirs)
+            x = _values(ours)
+            y = x if same else _values(theirs)
             if tap.kind not in ("ids", "bytes") and x.shape != y.shape:
                 raise CompareError(
                     f"{mode}/{phase}/{layer}: {name} is {x.shape} in {test.path}, {other} is {y.shape} in"
@@ -183,7 +183,9 @@ def _stacks(
         layers, tests, references = zip(*found, strict=True)
         at, (_, width) = places[key]
         scores = np.stack(contexts[key]) if contexts[key] else None
-        yield Stack(key[0], layers, np.stack(tests), np.stack(references), key[1], at, (scores, width))
+        test_stack = np.stack(tests)
+        reference_stack = test_stack if key[1] else np.stack(references)
+        yield Stack(key[0], layers, test_stack, reference_stack, key[1], at, (scores, width))
 
 
 def _values(stored: Array) -> Array:

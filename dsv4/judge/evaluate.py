@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ class Finding:
     text : the sentence, with numbers.
     size : how far beyond the bound, as a ratio (inf: no bound exists).
     limit : name of the limit, or "".
+    prompt, phase, row : the worst row, a token position; "" and -1 where there is none.
     """
 
     kind: str
@@ -35,6 +37,9 @@ class Finding:
     text: str
     size: float = np.inf
     limit: str = ""
+    prompt: str = ""
+    phase: str = ""
+    row: int = -1
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -111,11 +116,15 @@ def _broken(frame: pd.DataFrame) -> Iterator[Finding]:
         for (mode, layer, tap), rows in bad.groupby(["mode", "layer", "tap"], sort=False, observed=True):
             worst = rows.iloc[0]
             text = f"{place(layer, tap)}: {int(worst[column])} {words}, first at {_where(worst)}"
-            yield Finding(kind=kind, mode=mode, layer=layer, tap=tap, text=text)
+            yield Finding(kind=kind, mode=mode, layer=layer, tap=tap, text=text, **_at(worst))
 
 
 def _where(row: pd.Series) -> str:
     return f"{row['prompt']}, {row['phase']}, token {int(row['worst_row'])}"
+
+
+def _at(row: pd.Series) -> dict[str, Any]:
+    return {"prompt": str(row["prompt"]), "phase": str(row["phase"]), "row": int(row["worst_row"])}
 
 
 def _outside(frame: pd.DataFrame) -> Iterator[Finding]:
@@ -160,7 +169,7 @@ def _blast(frame: pd.DataFrame, changed: Iterable[str]) -> Iterator[Finding]:
             f"blast radius: {place(layer, tap)} differs from the parent in {worst['changed']:.2%} of elements"
             f" ({_where(worst)}), but {', '.join(changed) or 'nothing'} claims only {', '.join(sorted(allowed))}"
         )
-        yield Finding(kind="blast", mode="isolated", layer=layer, tap=tap, text=text)
+        yield Finding(kind="blast", mode="isolated", layer=layer, tap=tap, text=text, **_at(worst))
 
 
 def _exceeded(frame: pd.DataFrame, limit: Limit) -> Iterator[Finding]:
@@ -183,4 +192,11 @@ def _exceeded(frame: pd.DataFrame, limit: Limit) -> Iterator[Finding]:
             text=text,
             size=float(size),
             limit=limit.name,
+            **_at(_worst(rows[rows["layer"] == layer], limit)),
         )
+
+
+def _worst(rows: pd.DataFrame, limit: Limit) -> pd.Series:
+    """Row of a layer that is farthest towards its limit."""
+    values = (rows["gain"] - 1).abs() if limit.metric == "gain_error" else rows[limit.metric]
+    return rows.loc[(values if limit.direction == "max" else -values).fillna(np.inf).idxmax()]

@@ -24,7 +24,6 @@ from rich.progress import track
 from dsv4.config import Config, load
 from dsv4.dump import DumpError, DumpReader
 from dsv4.judge.compare import COLUMNS, CompareError, compare
-from dsv4.judge.limits import accumulation
 from dsv4.judge.verdict import Draws, judge
 from dsv4.ladder import Ladder, Variant
 from dsv4.plan import flatten
@@ -33,6 +32,7 @@ from dsv4.taps import MODEL, MODES, PHASES, TAPS, layer_taps
 
 BASELINE = "B0"  # the plan's baseline: attn_out of every rung above it is compared with it by name
 METADATA = b"dsv4"
+DRAWS = ("draw_distance", "draw_worst", "draw_changed")
 LABELS = ("label", "device", "commit", "dirty", "seed", "checkpoint", "versions")
 
 
@@ -48,6 +48,7 @@ class Notes:
     taps : (layer, tap) pairs dumped, and expected.
     exercised : by prompt, what the run reached (clamp hits, pages, ...).
     positions : by prompt, the last token position measured.
+    decode : by prompt, the position of the first decode step.
     labels : identity of the code and machine that ran.
     floor, parent : whether those dumps were there.
     """
@@ -58,6 +59,7 @@ class Notes:
     taps: tuple[int, int] = (0, 0)
     exercised: dict[str, Any] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
+    decode: dict[str, int] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
     floor: bool = False
     parent: bool = False
@@ -102,7 +104,7 @@ class Measurer:
     def __init__(self, results: Path, ladder: Ladder, variant: Variant) -> None:
         self.results, self.ladder, self.variant = results, ladder, variant
         self.notes, self.frames = Notes(), list[pd.DataFrame]()
-        self.draws: list[tuple[np.ndarray, ...]] = []
+        self.draws: list[list[np.ndarray]] = []
         self._dumped, self._expected = set[tuple[Any, str]](), set[tuple[Any, str]]()
 
     def prompt(self, prompt: str) -> None:
@@ -142,17 +144,10 @@ class Measurer:
         with DumpReader(path, {**same, "kind": "floor", "plan": flatten(self.variant.plan)}) as floor:
             self.notes.floor = True
             frame = compare(test, floor, modes=("isolated",), against="floor")
-            self.dither = float(floor.attrs.get("dither", np.nan))
-            for row in frame.itertuples():
-                layer = MODEL if row.layer == -1 else int(row.layer)  # type: ignore[arg-type]
-                attrs = (
-                    floor.dataset_attrs("isolated", str(row.phase), layer, str(row.tap))
-                    if row.part == "all"
-                    else {}
-                )
-                none = np.empty(0)
-                names = ("draw_distance", "draw_worst", "draw_changed")
-                self.draws.append(tuple(np.asarray(attrs.get(name, none), float) for name in names))
+            for row in frame[frame["part"] == "all"].itertuples():
+                layer = MODEL if row.layer == -1 else row.layer
+                attrs = floor.dataset_attrs("isolated", str(row.phase), layer, str(row.tap))  # type: ignore[arg-type]
+                self.draws.append([np.asarray(attrs.get(name, ()), float) for name in DRAWS])
             self.frames.append(frame)
 
     def _note(self, prompt: str, test: DumpReader, trained: DumpReader) -> None:
@@ -162,6 +157,8 @@ class Measurer:
         notes.labels = {name: test.attrs[name] for name in LABELS if name in test.attrs}
         ends = [int(rows[-1]) for mode in MODES for phase in PHASES if len(rows := test.rows(mode, phase))]
         notes.positions[prompt] = max(ends, default=-1)
+        steps = trained.rows("compounded", "decode")
+        notes.decode[prompt] = int(steps[0]) if len(steps) else -1
         for mode in MODES:
             for phase, layer, tap in expected_taps(trained, mode):
                 self._expected.add((layer, tap))
@@ -174,19 +171,11 @@ class Measurer:
     def table(self) -> pd.DataFrame:
         """All rows, the floor's with their verdicts."""
         frame = pd.concat(self.frames, ignore_index=True)
-        mine = frame.index[(frame["against"] == "floor")]
-        part = frame.loc[mine, "part"].to_numpy() == "all"
-        if part.any():
-            draws = Draws(
-                *(
-                    _pad([drawn[k] for drawn, all_ in zip(self.draws, part, strict=True) if all_])
-                    for k in range(3)
-                )
-            )
-            rows = frame.loc[mine[part]]
+        rows = frame[(frame["against"] == "floor") & (frame["part"] == "all")]
+        if len(rows):
+            draws = Draws(*(_pad([drawn[k] for drawn in self.draws]) for k in range(len(DRAWS))))
             variants = len(self.ladder.default())
-            reach = max(1.0, accumulation() / self.dither) if self.dither > 0 else 1.0
-            found = judge(rows, draws, flatten(self.variant.plan), variants=variants, reach=reach)
+            found = judge(rows, draws, flatten(self.variant.plan), variants=variants)
             frame.loc[rows.index, ["verdict", "excess"]] = found
         return frame[list(COLUMNS)]
 

@@ -63,7 +63,7 @@ def next_count(seen: Array, exposures: float, alpha: float) -> Array:
     return high
 
 
-def unseen(exposures: float, ahead: Array, alpha: float) -> Array:
+def unseen(exposures: float, ahead: Array | float, alpha: float) -> Array:
     """Number of events that may come in ``ahead`` counts, when none came in ``exposures``.
 
     ``P(n or more) <= (ahead / (exposures + ahead))^n`` for an unknown rate; the smallest n at
@@ -71,3 +71,14 @@ def unseen(exposures: float, ahead: Array, alpha: float) -> Array:
     """
     ahead = np.asarray(ahead, float)
     return np.ceil(math.log(alpha) / np.log(ahead / (exposures + ahead)))
+
+
+def most_hits(tries: int, chance: float, alpha: float) -> int:
+    """Largest number of hits that ``tries`` independent tries exceed with probability ``alpha`` at most."""
+    tail = 0.0
+    for hits in range(tries, 0, -1):
+        log = math.lgamma(tries + 1) - math.lgamma(hits + 1) - math.lgamma(tries - hits + 1)
+        tail += math.exp(log + hits * math.log(chance) + (tries - hits) * math.log1p(-chance))
+        if tail > alpha:
+            return hits
+    return 0

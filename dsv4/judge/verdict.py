@@ -13,21 +13,33 @@ with the emulation, and its distance with what the draws explain:
 ``not_exercised``
     the tap has no rows, or a choice with nothing to leave out.
 
-Two kinds of taps need two tests. Where the draws change few elements (stores in a narrow
-format), the *number* of changed elements is tested: codes near ties flip, and flips come as
-single elements or as events (a scale, an inner code) that change at most one row. Where the
-draws change most elements (unrounded FP32), the *distance* is tested. All bounds hold for a
-family-wise false-alarm rate of :data:`FAMILY` over all tests of an audit.
+Two statistics are tested, of each tensor and, because what is spread thinly over all tensors
+(a rounding before codes changes a percent of them) is invisible in one, of their sums over a
+layer and over the tap:
+
+* The *number* of changed elements, where the draws change few (stores in a narrow format).
+  Codes near ties flip, as single elements or as events (a scale, an inner code) that change at
+  most one row: quasi-Poisson with the draws' own dispersion, plus events that no draw showed.
+* The squared *distance*. Bernstein's inequality with the draws' mean and variance bounds its
+  sum; a single tensor, and its worst row, may exceed the largest of M draws n-fold with
+  probability (M + 1)^-n at most.
+
+Both also by *rank*, since rare large events hide a small shift of every tensor from a sum: a
+correct tensor is beyond its own D draws with probability 1/(D + 1), so the number of tensors of
+a layer, or of the tap, that are :data:`HEADROOM` beyond theirs has a binomial bound.
+
+All bounds hold for a family-wise false-alarm rate of :data:`FAMILY` over all tests of an audit.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from dsv4.judge.metrics import Array
-from dsv4.judge.tails import next_count, student, unseen
+from dsv4.judge.tails import most_hits, next_count, unseen
 from dsv4.taps import BY_NAME
 
 FAMILY = 1e-3  # chance that an audit of correct code reports "outside" anywhere
@@ -35,7 +47,8 @@ DENSE = 0.5  # mean share of changed elements in the draws from which on only di
 FP32 = 2.0**-23  # both sides are rounded once to FP32, each by at most 2^-24 of a value
 STEP = {"bf16": 2.0**-7, "e4m3": 2.0**-3, "e2m1": 2.0**-1}  # largest step of a code over the largest value
 GROUP = {"e4m3": 64, "e2m1": 16}  # elements that share a scale
-TESTS = 3  # a tensor: count, distance, worst row
+HEADROOM = 2.0  # one bit: the dither is the error of sums in sequence, the largest of any order
+TESTS = 5  # count and distance, each by size and by rank; worst row
 
 
 @dataclass(frozen=True)
@@ -54,32 +67,16 @@ class Draws:
     changed: Array
 
 
-def codes(tap: str, plan: dict[str, str]) -> tuple[str, bool]:
-    """Format whose steps a flip in this tap makes, and whether the tap holds its codes itself.
-
-    Not itself: a code inside the stage flips and moves a whole row of the output.
-    """
+def codes(tap: str, plan: Mapping[str, str]) -> tuple[str, bool]:
+    """Format whose steps a flip in this tap makes, and whether the tap holds scaled codes itself."""
     stored = "e2m1" if plan.get("kv_format") == "nvfp4" else "e4m3"
     keys = "e2m1" if plan.get("index_score") == "fp4" else "e4m3"
-    own = {
-        "kv_store": stored,
-        "kv_bytes": stored,
-        "comp_store": stored,
-        "comp_bytes": stored,
-        "index_k_store": keys,
-    }
-    own |= dict.fromkeys(("attn_in_q", "qr_q", "moe_in_q"), "e2m1")
-    if tap in own:
-        return own[tap], True
-    narrow_q = any(plan.get(name, "bf16") != "bf16" for name in ("q_format", "rope_format", "pv_format"))
-    inner = dict.fromkeys(("attn_proj", "routed", "shared"), "e2m1") | {"index_scores": keys}
-    inner |= dict.fromkeys(("attn_out", "lse"), "e4m3") if narrow_q else {}
-    return inner.get(tap, "bf16"), False
+    own = dict.fromkeys(("attn_in_q", "qr_q", "moe_in_q"), "e2m1") | {"index_k_store": keys}
+    own |= dict.fromkeys(("kv_store", "kv_bytes", "comp_store", "comp_bytes"), stored)
+    return own.get(tap, "bf16"), tap in own
 
 
-def judge(
-    rows: pd.DataFrame, draws: Draws, plan: dict[str, str], *, variants: int, reach: float
-) -> pd.DataFrame:
+def judge(rows: pd.DataFrame, draws: Draws, plan: Mapping[str, str], *, variants: int) -> pd.DataFrame:
     """Verdict and ``excess`` (largest statistic over its bound) of each row of a floor comparison.
 
     Parameters
@@ -88,16 +85,15 @@ def judge(
     draws : in the order of ``rows``.
     plan : flattened plan of the variant.
     variants : number of variants in the audit, for the family-wise rate.
-    reach : how much larger than the dither an FP32 accumulation in another order may be (>= 1).
     """
     out = pd.DataFrame({"verdict": "", "excess": np.nan}, index=rows.index)
     groups = len(rows) + rows.groupby("tap")["layer"].nunique().sum() + rows["tap"].nunique()
     alpha = FAMILY / (TESTS * max(groups, 1) * max(variants, 1))
-    at = {tap: np.flatnonzero(rows["tap"] == tap) for tap in rows["tap"].unique()}
-    for tap, where in at.items():
+    for tap in rows["tap"].unique():
+        where = np.flatnonzero(rows["tap"] == tap)
         mine = Draws(*(getattr(draws, name)[where] for name in ("distance", "worst", "changed")))
-        excess = _excess(rows.iloc[where], mine, str(tap), plan, alpha, reach)
         part = rows.iloc[where]
+        excess = _Tap(part, mine, str(tap), codes(str(tap), plan), alpha).excess()
         verdict = np.where(excess > 1.0, "outside", "within").astype(object)
         verdict[np.isnan(excess)] = ""  # no draws: the floor says nothing
         verdict[part["equal"].to_numpy(bool)] = "bit_equal"
@@ -106,40 +102,136 @@ def judge(
         )
         verdict[idle.to_numpy()] = "not_exercised"
         verdict[(part["nonfinite"] > 0).to_numpy()] = "outside"
-        excess = np.where(part["elements"] == 0, np.nan, excess)
-        out.iloc[where, 0], out.iloc[where, 1] = verdict, excess
+        out.iloc[where, 0] = verdict
+        out.iloc[where, 1] = np.where(part["elements"] == 0, np.nan, excess)
     return out
 
 
-def _excess(
-    rows: pd.DataFrame, draws: Draws, tap: str, plan: dict[str, str], alpha: float, reach: float
-) -> Array:
-    """Largest of the tests' statistic over bound; NaN where there are no draws."""
-    kind, (fmt, own) = BY_NAME[tap].kind, codes(tap, plan)
-    share = float(np.nanmean(draws.changed)) if np.isfinite(draws.changed).any() else math.nan
-    if math.isnan(share):
-        return np.full(len(rows), np.nan)
-    dense = share > DENSE and kind not in ("ids", "bytes")
-    bound, events = _count_bounds(rows, draws, (fmt, own), alpha, reach)
-    tests = (
-        []
-        if dense
-        else [_counts(rows) / np.maximum(bound, 1.0), _pooled(rows, draws, (fmt, own), alpha, reach)]
-    )
-    if kind not in ("ids", "bytes"):
-        tests += _distance_tests(rows, draws, kind, dense, (fmt, own), bound, events, alpha, reach)
-    return np.fmax.reduce(tests)
+class _Tap:
+    """All tensors of one tap in a floor comparison, J of them, and D draws of each.
+
+    Parameters
+    ----------
+    rows, draws : of this tap.
+    code : see :func:`codes`.
+    alpha : of one test.
+    """
+
+    def __init__(
+        self, rows: pd.DataFrame, draws: Draws, tap: str, code: tuple[str, bool], alpha: float
+    ) -> None:
+        self.rows, self.draws, self.alpha = rows, draws, alpha
+        self.kind, (self.format, self.own) = BY_NAME[tap].kind, code
+        self.elements = rows["elements"].to_numpy(float)
+        self.exposures = float(np.isfinite(draws.changed).sum())
+        self.per_tensor = draws.changed.shape[1]
+        self.groups = [np.arange(len(rows)), rows["layer"].to_numpy(), np.zeros(len(rows), int)]
+
+    def column(self, name: str) -> Array:
+        """A column as floats."""
+        return self.rows[name].to_numpy(float)
+
+    def excess(self) -> Array:
+        """Largest statistic over its bound, by tensor; NaN where there are no draws."""
+        if not self.exposures:
+            return np.full(len(self.rows), np.nan)
+        values = self.kind not in ("ids", "bytes")
+        self.dense = values and float(np.nanmean(self.draws.changed)) > DENSE
+        tests: list[Array] = []
+        if not self.dense:
+            counts = self._counts()
+            drawn = self.draws.changed * self.elements[:, None]
+            tests += [self._by_group(*counts), self._by_rank(counts[0], drawn, 1.0)]
+        if self.kind == "lse":
+            far, least = self.column("max_abs"), FP32 * self.column("amax")
+            drawn = self.draws.distance
+            tests += [self._largest(far, drawn, least), self._by_rank(far, drawn, least)]
+        elif values:
+            worst = self._largest(self.column("rel_l2_worst"), self.draws.worst, self._one_flip("peak_row"))
+            ranks = self._by_rank(self.column("rel_l2"), self.draws.distance, FP32)
+            tests += [self._by_group(*self._distances()), ranks, worst]
+        return np.fmax.reduce(tests)
+
+    def _by_rank(self, found: Array, drawn: Array, least: Array | float) -> Array:
+        """Excess over the largest of a tensor's own draws, where too many tensors of a group are beyond."""
+        own = np.maximum(HEADROOM * np.nanmax(drawn, axis=1), least)
+        over = np.nan_to_num(found, nan=np.inf) / np.maximum(own, 1e-300)
+        beyond = (over > 1.0).astype(float)
+        excess = np.where(over > 1.0, 0.0, over)
+        for key in self.groups[1:]:
+            sizes = _sum(np.ones(len(key)), key)
+            most = {size: most_hits(int(size), 1 / (self.per_tensor + 1), self.alpha) for size in set(sizes)}
+            many = _sum(beyond, key) > np.array([most[size] for size in sizes])
+            excess = np.where(many & (over > 1.0), over, excess)
+        return excess
+
+    def _by_group(self, found: Array, size: Array, bounds: list[Array]) -> Array:
+        """Excess of each tensor over the bounds of its groups.
+
+        ``bounds[k]`` bounds the sum of ``found`` over the tensor's group k. Where a group's sum is
+        beyond it, the tensors whose share of ``size`` is beyond the group's are at fault.
+        """
+        worst = found / np.maximum(bounds[0], 1e-300)
+        for key, bound in zip(self.groups[1:], bounds[1:], strict=True):
+            whole, extent = _sum(found, key), _sum(size, key)
+            mine = found / np.maximum(size, 1e-300) * extent / np.maximum(bound, 1e-300)
+            worst = np.maximum(worst, np.where(whole > bound, mine, 0.0))
+        return worst
+
+    def _counts(self) -> tuple[Array, Array, list[Array]]:
+        """Changed elements, all elements, and the bounds of the first by group."""
+        counts = self.draws.changed * self.elements[:, None]
+        total, spread = np.nansum(counts, axis=1), _dispersion(counts)
+        width = self.elements / np.maximum(self.column("rows"), 1.0)
+        width = np.minimum(width, GROUP[self.format] + 1) if self.own else width
+        bounds = []
+        for key in self.groups:
+            ahead, seen = _sum(np.ones(len(key)), key), _sum(total, key)
+            flips = spread * next_count(seen / spread, self.per_tensor, self.alpha / 2)
+            events = unseen(self.exposures, ahead, self.alpha / 2)
+            bounds.append(np.maximum(flips + events * _largest_of(width, key), 1.0))
+        return np.nan_to_num(self.column("changed"), nan=1.0) * self.elements, self.elements, bounds
+
+    def _distances(self) -> tuple[Array, Array, list[Array]]:
+        """Squared relative distances, one each, and the bounds of their sums by group."""
+        squares, log = self.draws.distance**2, -math.log(self.alpha)
+        mean = np.nanmean(squares, axis=1)
+        noise = np.nanvar(squares, axis=1, ddof=1).mean() if self.per_tensor > 1 else mean.mean() ** 2
+        largest, extra = np.nanmax(squares), self._one_flip("peak") ** 2
+        bounds = []
+        for key in self.groups:
+            ahead = _sum(np.ones(len(key)), key)
+            tail = largest * unseen(self.exposures, 1.0, self.alpha / ahead.max())
+            spread = np.sqrt(2 * log * noise * ahead * (1 + 1 / self.per_tensor)) + 2 / 3 * log * tail
+            bound = _sum(mean, key) + spread
+            bounds.append(
+                (np.minimum(bound, tail) if key is self.groups[0] else bound) + _largest_of(extra, key)
+            )
+        found = np.nan_to_num(self.column("rel_l2"), nan=np.inf) ** 2
+        return found, np.ones(len(found)), bounds
+
+    def _largest(self, found: Array, drawn: Array, extra: Array) -> Array:
+        """Statistic over the largest of all draws, n-fold in its square."""
+        square = np.nanmax(drawn) ** 2 * unseen(self.exposures, 1.0, self.alpha) + extra**2
+        return np.nan_to_num(found, nan=np.inf) / np.sqrt(np.maximum(square, 1e-300))
+
+    def _one_flip(self, peak: str) -> Array:
+        """What one flip of the largest code does to a distance; or, in unrounded FP32, the store itself."""
+        if self.dense:
+            return np.full(len(self.rows), FP32)
+        number = 1.0 if np.nanmax(self.draws.changed) > 0 else float(unseen(self.exposures, 1.0, self.alpha))
+        return STEP[self.format] * self.column(peak) * math.sqrt(number)
 
 
-def _counts(rows: pd.DataFrame) -> Array:
-    """Changed elements; all of them where a share makes no sense."""
-    return (rows["changed"].fillna(1.0) * rows["elements"]).to_numpy(float)
+def _sum(values: Array, key: Array) -> Array:
+    """Sum over the group that each entry belongs to."""
+    _, group = np.unique(key, return_inverse=True)
+    return np.bincount(group, weights=values)[group]
 
 
-def _event(rows: pd.DataFrame, fmt: str, own: bool) -> Array:
-    """Elements that one unseen event can change: a group of codes that share a scale, or a row."""
-    row = rows["elements"].to_numpy(float) / np.maximum(rows["rows"].to_numpy(float), 1.0)
-    return np.minimum(row, GROUP[fmt] + 1) if own else row
+def _largest_of(values: Array, key: Array) -> Array:
+    """Maximum over the group that each entry belongs to."""
+    return pd.Series(values).groupby(key).transform("max").to_numpy(float)
 
 
 def _dispersion(counts: Array) -> float:
@@ -148,106 +240,5 @@ def _dispersion(counts: Array) -> float:
     seen = (mean > 0)[:, 0]
     if not seen.any() or counts.shape[1] < 2:
         return 1.0
-    return max(
-        1.0, float(np.nansum((counts - mean)[seen] ** 2 / mean[seen]) / (seen.sum() * (counts.shape[1] - 1)))
-    )
-
-
-def _bound(
-    total: Array, ahead: Array, exposures: float, width: Array, size: tuple[float, int], alpha: float
-) -> Array:
-    """Bound of a count: the seen kind of flips (quasi-Poisson), plus events that no draw has shown."""
-    spread, draws = size
-    return spread * next_count(total / spread, draws, alpha / 2) + width * unseen(exposures, ahead, alpha / 2)
-
-
-def _count_bounds(
-    rows: pd.DataFrame, draws: Draws, code: tuple[str, bool], alpha: float, reach: float
-) -> tuple[Array, Array]:
-    """Bound of each tensor's changed elements, and the number of unseen events in it."""
-    counts = draws.changed * rows["elements"].to_numpy(float)[:, None]
-    exposures, size = float(np.isfinite(counts).sum()), (_dispersion(counts), counts.shape[1])
-    total = np.nansum(counts, axis=1) * reach
-    ones = np.ones(len(rows))
-    return _bound(total, ones, exposures, _event(rows, *code), size, alpha), unseen(
-        exposures, ones, alpha / 2
-    )
-
-
-def _pooled(rows: pd.DataFrame, draws: Draws, code: tuple[str, bool], alpha: float, reach: float) -> Array:
-    """The same test of sums, over a layer and over the tap; given to every tensor that changed at all.
-
-    What is spread thinly over all tensors (a rounding before codes changes a percent of them)
-    is invisible in each of them beside what one unseen event may do, but not in their sum.
-    """
-    counts = draws.changed * rows["elements"].to_numpy(float)[:, None]
-    exposures, size = float(np.isfinite(counts).sum()), (_dispersion(counts), counts.shape[1])
-    frame = pd.DataFrame(
-        {
-            "layer": rows["layer"].to_numpy(),
-            "found": _counts(rows),
-            "total": np.nansum(counts, axis=1) * reach,
-            "width": _event(rows, *code),
-            "one": 1.0,
-        }
-    )
-    excess = np.zeros(len(rows))
-    for key in (frame["layer"], np.zeros(len(rows), int)):
-        by = frame.groupby(key)
-        sums = by[["found", "total", "one"]].transform("sum")
-        width = by["width"].transform("max").to_numpy(float)
-        bound = _bound(
-            sums["total"].to_numpy(float), sums["one"].to_numpy(float), exposures, width, size, alpha
-        )
-        excess = np.maximum(excess, sums["found"].to_numpy(float) / np.maximum(bound, 1.0))
-    return np.where(frame["found"] > 0, excess, 0.0)
-
-
-def _distance_tests(
-    rows: pd.DataFrame,
-    draws: Draws,
-    kind: str,
-    dense: bool,
-    code: tuple[str, bool],
-    bound: Array,
-    events: Array,
-    alpha: float,
-    reach: float,
-) -> list[Array]:
-    """Distance and worst row over their bounds."""
-    whole, worst = (_explained(drawn, alpha) * reach for drawn in (draws.distance, draws.worst))
-    if kind == "lse":
-        return [
-            rows["max_abs"].to_numpy(float) / np.maximum(whole + FP32 * rows["amax"].to_numpy(float), 1e-300)
-        ]
-    if dense:
-        whole, worst = whole + FP32, worst + FP32
-    else:
-        fmt, own = code
-        row = np.minimum(
-            bound, rows["elements"].to_numpy(float) / np.maximum(rows["rows"].to_numpy(float), 1.0)
-        )
-        moved = np.sqrt(row) * STEP["bf16" if not own else fmt] * rows["peak_row"].to_numpy(float)
-        moved = np.maximum(moved, 0.0 if own or fmt == "bf16" else STEP[fmt])
-        flips = np.sqrt(bound) * STEP["bf16" if not own else fmt] * rows["peak"].to_numpy(float)
-        inner = np.sqrt(events) * moved * rows["row_peak"].to_numpy(float)
-        whole, worst = np.maximum(whole, np.maximum(flips, inner)), np.maximum(worst, moved)
-    found = (rows[name].fillna(np.inf).to_numpy(float) for name in ("rel_l2", "rel_l2_worst"))
-    return [value / np.maximum(limit, 1e-300) for value, limit in zip(found, (whole, worst), strict=True)]
-
-
-def _explained(drawn: Array, alpha: float) -> Array:
-    """Predictive upper bound of a further draw of each tensor; log-normal, one spread for the tap.
-
-    ``exp(mean_j + t s sqrt(1 + 1/n_j))`` with s pooled over all tensors (and t its Student
-    quantile); 0 where no draw moved.
-    """
-    logs = np.log(np.where(drawn > 0, drawn, np.nan))
-    number = np.isfinite(logs).sum(1)
-    some = number > 0
-    mean = np.where(some, np.nansum(logs, axis=1) / np.maximum(number, 1), -np.inf)
-    degrees = int(np.maximum(number - 1, 0).sum())
-    if degrees == 0:
-        return np.exp(mean)
-    spread = math.sqrt(float(np.nansum((logs - np.where(some, mean, 0.0)[:, None]) ** 2)) / degrees)
-    return np.exp(mean + student(alpha, degrees) * spread * np.sqrt(1.0 + 1.0 / np.maximum(number, 1)))
+    squares = float(np.nansum((counts - mean)[seen] ** 2 / mean[seen]))
+    return max(1.0, squares / (seen.sum() * (counts.shape[1] - 1)))

@@ -1,0 +1,107 @@
+"""Collect an audit: all verdicts and measurements in one file each, and the plan's claims."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from dsv4.config import Config, load
+from dsv4.judge.claims import Evidence, judge_claims
+from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict, write_json
+from dsv4.judge.measure import arguments
+from dsv4.ladder import State, Variant
+
+NEEDED_FROM = 256.0  # max abs X from which a BF16 ULP is 2: under it an FP32 residual cannot matter
+
+
+def unjudged(results: Path, config: Config, variant: Variant) -> dict[str, Any]:
+    """Verdict of a rung without one: blocked, not needed, or not run, and why."""
+    below = blocker(results, config, variant)
+    if below and not variant.on_request:
+        if below[1] == State.NOT_RUN:
+            return header(variant) | {
+                "status": State.NOT_RUN,
+                "reasons": [f"waits for {below[0]}, which was not run"],
+            }
+        reason = f"blocked: it stands on {below[0]}, which is {below[1].replace('_', ' ')}"
+        return header(variant) | {"status": State.BLOCKED, "reasons": [reason]}
+    if "residual" in variant.change:
+        return header(variant) | _residual(results, config, variant)
+    how = f"on request: snakemake {variant.id}" if variant.on_request else "the run stopped before this gate"
+    return header(variant) | {"status": State.NOT_RUN, "reasons": [how]}
+
+
+def _residual(results: Path, config: Config, variant: Variant) -> dict[str, Any]:
+    """B5 is needed only where repetition sets in early, and can matter only where |X| is large."""
+    evidence = Evidence(results, config, "")
+    for ancestor in reversed(config.ladder.lineage(variant.id)[:-1]):
+        table = evidence.table(ancestor.id)
+        entries = table[1].exercised.values() if table else ()
+        peak = max((max(entry.get("residual_absmax") or [0.0]) for entry in entries), default=0.0)
+        if 0.0 < peak < NEEDED_FROM:
+            reason = f"not needed: max abs X is {peak:.0f} in {ancestor.id}; a BF16 ULP reaches 2 from 256 on"
+            return {"status": State.NOT_NEEDED, "reasons": [f"{reason} (Part A not applied)"]}
+    how = (
+        f"on request: snakemake {variant.id}; needed only if repetition sets in earlier than the reference's"
+    )
+    return {"status": State.NOT_RUN, "reasons": [how]}
+
+
+def collect(results: Path, config: Config, target: str | None = None) -> dict[str, Any]:
+    """Verdicts of the ladder, or of a variant and its ancestors, as ``gates.json`` holds them."""
+    wanted = config.ladder.lineage(target) if target else list(config.ladder)
+    verdicts = [read_verdict(results, rung.id) or unjudged(results, config, rung) for rung in wanted]
+    labels = sorted({str(v["label"]) for v in verdicts if v.get("label")})
+    device = next((v["device"] for v in verdicts if v.get("device")), None)
+    return {
+        "schema": SCHEMA,
+        "model": config.checkpoint.resolve().name,
+        "device": device,
+        "labels": labels,
+        "target": target,
+        "variants": verdicts,
+    }
+
+
+def concatenate(files: Sequence[Path], path: Path) -> int:
+    """Join the variants' tables into one Parquet file; number of rows."""
+    tables = [pq.read_table(file).replace_schema_metadata(None) for file in files]
+    table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        pq.write_table(table, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return table.num_rows
+
+
+def metrics_files(results: Path, names: Iterable[str]) -> list[Path]:
+    """Tables of the variants that were measured."""
+    return [path for name in names if (path := results / "metrics" / f"{name}.parquet").exists()]
+
+
+def main() -> int:
+    """Write ``gates.json``, ``metrics.parquet`` and ``claims.json``."""
+    options = arguments(__doc__, "target").parse_args()
+    config = load(options.config)
+    gates = collect(options.results, config, options.target)
+    names = [verdict["id"] for verdict in gates["variants"]]
+    rows = concatenate(metrics_files(options.results, names), options.results / "metrics.parquet")
+    claims = judge_claims(Evidence(options.results, config, gates["device"] or "none"))
+    write_json(options.results / "claims.json", claims)
+    write_json(options.results / "gates.json", gates)
+    counts = {state: sum(v["status"] == state for v in gates["variants"]) for state in State}
+    text = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in counts.items() if count)
+    Console(stderr=True).print(
+        f"collected: {text}; {rows} measurements, {len(claims)} claims", highlight=False
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Measure the plan's claims about single ops, on inputs of no checkpoint, and write ``claims_ops.json``.
+
+``python -m dsv4.judge.derive_claims``: mHC's weighted sum, RMSNorm and NVFP4 quantise, fused
+(nothing stored between) and unfused (BF16 between), at T = 1, 8 and 128 rows of the plan's own
+width; a 4-bit round trip of KV; the plan's scalar gsa.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dsv4.judge.claims import OPS_FILE
+from kernels.formats import bf16, fp8_block, nvfp4
+
+SEED = 9
+HIDDEN, STREAMS, NOPE = 7168, 4, 448
+TOKENS = (1, 8, 128)
+
+
+def _cos(x: Tensor, y: Tensor) -> float:
+    x, y = x.double().flatten(), y.double().flatten()
+    return float((x @ y) / (x.norm() * y.norm()))
+
+
+def _rel(x: Tensor, y: Tensor) -> float:
+    return float((x.double() - y.double()).norm() / y.double().norm())
+
+
+def _norm(x: Tensor) -> Tensor:
+    return (x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()).float()
+
+
+def mhc(tokens: int, generator: torch.Generator) -> dict[str, float]:
+    """Fused against unfused, and against the exact norm, of ``tokens`` rows."""
+    streams = torch.randn(tokens, STREAMS, HIDDEN, generator=generator)
+    pre = torch.sigmoid(torch.randn(tokens, STREAMS, generator=generator))
+    x = (streams.double() * pre.double()[..., None]).sum(1).float()
+    exact, stored = _norm(x), bf16.round(_norm(bf16.round(x)))
+    fused, unfused = nvfp4.round(exact), nvfp4.round(stored)
+    gsa = nvfp4.row_gsa(exact), nvfp4.row_gsa(stored)
+    return {
+        f"mhc_fused_vs_unfused.T{tokens}": _cos(fused, unfused),
+        f"mhc_fused_vs_exact.T{tokens}": _cos(fused, exact),
+        f"gsa_difference.T{tokens}": float((gsa[0] - gsa[1]).abs().mean()),
+    }
+
+
+def round_trips(generator: torch.Generator) -> dict[str, float]:
+    """One store of KV's nope part in 4 and in 8 bits; and of activations under one gsa for all rows."""
+    kv = torch.randn(512, NOPE, generator=generator)
+    rows = torch.randn(128, HIDDEN, generator=generator) * torch.exp(
+        torch.randn(128, 1, generator=generator) / 2
+    )
+    own, shared = nvfp4.round(rows), nvfp4.round(rows, nvfp4.row_gsa(rows).amax().expand(128, 1))
+    return {
+        "kv_fp4.one_minus_cos": 1 - _cos(nvfp4.round(kv), kv),
+        "kv_fp4.rel_l2": _rel(nvfp4.round(kv), kv),
+        "kv_fp8.one_minus_cos": 1 - _cos(fp8_block.round(kv, 64), kv),
+        "kv_fp8.rel_l2": _rel(fp8_block.round(kv, 64), kv),
+        "scalar_gsa.changed": float((own != shared).float().mean()),
+        "scalar_gsa.rel_l2": _rel(shared, own),
+    }
+
+
+def derive(seed: int = SEED) -> dict[str, float]:
+    """Every number, to four digits."""
+    generator = torch.Generator().manual_seed(seed)
+    values: dict[str, float] = {}
+    for tokens in TOKENS:
+        values |= mhc(tokens, generator)
+    values |= round_trips(generator)
+    return {name: float(f"{value:.4g}") for name, value in values.items()}
+
+
+def main() -> None:
+    """Write the file beside this script."""
+    content = {"seed": SEED, "script": "dsv4/judge/derive_claims.py", "values": derive()}
+    Path(OPS_FILE).write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
