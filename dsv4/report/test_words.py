@@ -82,9 +82,9 @@ def test_advice(failing, name, said):
 
 
 def test_target_leaf_leads_its_own_page(failing, passing):
-    assert words.headline(audit(passing, "B1_q2"))[0] == "B1_q2: pass; may adopt q in two FP8 terms."
+    assert words.headline(audit(passing, "B1_q2"))[0] == "B1_q2 passes; may adopt q in two FP8 terms."
     text, _ = words.headline(audit(failing, "B1_rope_fp8"))
-    assert text.startswith("B1_rope_fp8: fail in layer 4, attend (attn_out); keep BF16 rope")
+    assert text.startswith("B1_rope_fp8 fails in layer 4, attend (attn_out); keep BF16 rope")
 
 
 @pytest.mark.parametrize(

@@ -138,10 +138,11 @@ def _all_pass(spine: list[Variant]) -> tuple[str, State]:
 
 
 def _leaf(audit: Audit, leaf: Variant) -> tuple[str, State]:
-    verdict = audit.verdicts.get(leaf.id)
-    at = place((verdict or {}).get("culprit"))
     found = audit.state(leaf)
-    return f"{leaf.id}: {WORDS[found]}{f' in {at}' if at else ''}; {advice(audit, leaf)}.", found
+    at = place((audit.verdicts.get(leaf.id) or {}).get("culprit"))
+    verb = {State.PASS: "passes", State.FAIL: "fails"}.get(found, f"is {WORDS[found]}")
+    verb = "cannot be measured" if found is State.CANNOT_MEASURE else verb
+    return f"{leaf.id} {verb}{f' in {at}' if at else ''}; {advice(audit, leaf)}.", found
 
 
 def summary(audit: Audit) -> str:
