@@ -21,13 +21,8 @@ ONLY_WHERE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def closure(module: str, apart: tuple[str, ...] = ()) -> tuple[str, ...]:
+def closure(module: str) -> tuple[str, ...]:
     """Files that ``python -m module`` can run, relative to the repository, sorted.
-
-    Parameters
-    ----------
-    module : a stage.
-    apart : modules that are not followed: what the stage takes from them is a param of its rule.
 
     Raises
     ------
@@ -37,7 +32,7 @@ def closure(module: str, apart: tuple[str, ...] = ()) -> tuple[str, ...]:
     if _module_file(module) is None:
         raise ModuleNotFoundError(f"{module}: no such module below {ROOT}")
     names, files = _run_as_main(module), set[str]()
-    seen = {*names, *apart}
+    seen = set(names)
     while names:
         found = _needs(names.pop())
         files.update(found.files)
@@ -85,7 +80,8 @@ def _needs(module: str) -> _Needs:
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules.update(_imported(node, package))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            modules.update(_run_as_main(node.value))
+            if "." in node.value:
+                modules.update(_run_as_main(node.value))
             files.update(_data(path.parent, node.value))
     return _Needs({name for name in modules if _module_file(name) is not None}, files)
 

@@ -26,7 +26,7 @@ def tree(tmp_path, monkeypatch):
         "dsv4/deep/__init__.py": "from ..d import y",
         "dsv4/deep/c.py": "x = 'table.json'",
         "dsv4/deep/table.json": "{}",
-        "dsv4/d.py": "run = ['python', '-m', 'dsv4.e']\ny = 'dsv4.nothing'",
+        "dsv4/d.py": "run = ['python', '-m', 'dsv4.e']\ny = 'dsv4.nothing', 'dsv4'",
         "dsv4/e.py": "",
         "dsv4/other.py": "",
         "kernels/__init__.py": "",

@@ -6,7 +6,7 @@ rule measure:
         dumps=compared,
         references=REFERENCE,
         floor=expand("<results>/floor/{variant}/{prompt}.h5", prompt=PROMPTS, allow_missing=True),
-        code=closure("dsv4.judge.measure", apart=("dsv4.judge.limits",)),
+        code=closure("dsv4.judge.measure"),
     output:
         table="<results>/metrics/{variant}.parquet",
     log:
@@ -14,8 +14,6 @@ rule measure:
     benchmark:
         "<benchmarks>/measure/{variant}.tsv"
     priority: spine_first
-    params:
-        accumulation=accumulation(),  # all that it takes from the limits: editing another one measures nothing anew
     shell:
         'python -m dsv4.judge.measure --config "$config" --results "$results" --variant {wildcards.variant}'
         " 2>&1 | tee {log}"

@@ -39,7 +39,6 @@ STAGES += ["judge.measure", "judge.gate", "judge.collect", "judge.enforce", "rep
 IMPORTS = {
     "run.reference": ["kernels.op.ref"],
     "run.variant": ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)],
-    "judge.measure": ["dsv4.judge.limits"],
     "judge.gate": ["dsv4.judge.limits"],
 }
 
@@ -54,7 +53,7 @@ class Workflow:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
             copy(ROOT / name, folder / name)
         (folder / "data/nano/model.safetensors").write_bytes(b"weights")
-        for name in [*ONLY_WHERE, "kernels/op/ref.py"]:
+        for name in [*ONLY_WHERE, "kernels/op/ref.py", "data/claims.yaml"]:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("VALUE = 1\n")
         stub = (ROOT / "rules/stage_stub.py").read_text()
