@@ -40,7 +40,9 @@ class Plan:
     Attributes
     ----------
     norm_quant : RMSNorm and the activation quantiser: two launches with BF16 between, or one
-        (``fused``: gsa per row; ``fused_scalar_gsa``: the maximum over the rows of a launch).
+        (``fused``: gsa per row; ``fused_scalar_gsa``: codes made with the row's gsa and undone
+        with the launch's maximum, as the plan's GEMM does; ``fused_launch_gsa``: that maximum
+        in both places, which ties a row to its batch).
     mhc_quant : the weighted stream sum joins that launch, so its BF16 store goes too.
     q_a_norm : the same fusion between q_a's norm and q_b's quantiser.
     kv_read : gathered records are widened into a BF16 buffer, or read in place.
@@ -55,7 +57,7 @@ class Plan:
     residual : the mHC streams as stored between blocks.
     """
 
-    norm_quant: Literal["unfused", "fused", "fused_scalar_gsa"] = "unfused"
+    norm_quant: Literal["unfused", "fused", "fused_scalar_gsa", "fused_launch_gsa"] = "unfused"
     mhc_quant: Fusion = "unfused"
     q_a_norm: Fusion = "unfused"
     kv_read: Literal["gather_bf16", "in_place"] = "gather_bf16"

@@ -109,19 +109,18 @@ class FloorLayer:
         """Mixing weights and normed input of the experts."""
         return self._mhc("moe", env["streams_mid"], self.weights.ffn_hc, self.weights.post_norm)
 
-    def _quantise(self, x: Tensor, weight: Weight, *, shared_gsa: bool = False) -> Stored:
+    def _quantise(self, x: Tensor, weight: Weight, norm_quant: str = "fused") -> Stored:
         # The dither of the norm before it acts here too: its FP32 result is what the quantiser reads.
-        return quantised_input(self._single(x.double(), x.shape[-1]), weight.format, shared_gsa=shared_gsa)
+        return quantised_input(self._single(x.double(), x.shape[-1]), weight.format, norm_quant)
 
     def attn_quant(self, env: Env, batch: Batch) -> Written:
         """Codes that q_a and kv read."""
-        shared = self.plan.norm_quant == "fused_scalar_gsa"
-        return {"attn_in_q": self._quantise(env["attn_in"], self.weights.q_a, shared_gsa=shared)}
+        return {"attn_in_q": self._quantise(env["attn_in"], self.weights.q_a, self.plan.norm_quant)}
 
     def moe_quant(self, env: Env, batch: Batch) -> Written:
         """Codes that the experts read."""
-        shared = self.plan.norm_quant == "fused_scalar_gsa"
-        return {"moe_in_q": self._quantise(env["moe_in"], self.weights.experts_gate_up, shared_gsa=shared)}
+        weight = self.weights.experts_gate_up
+        return {"moe_in_q": self._quantise(env["moe_in"], weight, self.plan.norm_quant)}
 
     def q_a(self, env: Env, batch: Batch) -> Written:
         """Low-rank query, normed."""

@@ -22,8 +22,12 @@ class Stored:
         return self.exact.float()
 
 
-def quantised_input(x: Tensor, weight_format: str, *, shared_gsa: bool = False) -> Stored:
-    """Store (T, K) FP32 in the format of the weight that reads it."""
+def quantised_input(x: Tensor, weight_format: str, norm_quant: str = "fused") -> Stored:
+    """Store (T, K) FP32 in the format of the weight that reads it.
+
+    ``norm_quant`` is the plan's: with ``fused_launch_gsa`` one gsa, the largest, makes all rows;
+    with ``fused_scalar_gsa`` each row is made with its own and read back with the largest.
+    """
     if weight_format == "bf16":
         return Stored(bf16.round(x).double())
     if weight_format == "fp8":
@@ -31,9 +35,10 @@ def quantised_input(x: Tensor, weight_format: str, *, shared_gsa: bool = False) 
     if weight_format == "fp32":
         return Stored(x.double())
     gsa = nvfp4.row_gsa(x)
-    if shared_gsa and gsa.numel():
-        gsa = torch.full_like(gsa, float(gsa.max()))
-    codes, scales, gsa = nvfp4.quantise(x, gsa)
+    top = torch.full_like(gsa, float(gsa.max())) if gsa.numel() else gsa
+    codes, scales, _ = nvfp4.quantise(x, top if norm_quant == "fused_launch_gsa" else gsa)
+    if norm_quant in ("fused_launch_gsa", "fused_scalar_gsa"):
+        gsa = top
     blocks = e4m3.decode(scales).double().repeat_interleave(16, dim=-1)
     return Stored(e2m1.decode(codes).double() * blocks * gsa.double())
 

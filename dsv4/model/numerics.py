@@ -7,7 +7,6 @@ references; :func:`of_plan` is a variant.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 from torch import Tensor
 
@@ -26,10 +25,12 @@ from kernels.formats import bf16, e4m3, fp8_block, fp8_scaled, mxfp4
 from kernels.grouped_ffn.ref import EQUATIONS as FFN_EQUATIONS
 from kernels.grouped_ffn.ref import FfnRounding
 from kernels.hadamard.ref import hadamard
+from kernels.linear.ref import Gsa
 from kernels.rounding import Round, exact
 from kernels.sparse_attn.ref import EQUATIONS as ATTN_EQUATIONS
 from kernels.sparse_attn.ref import AttnRounding
 
+_GSA: dict[str, Gsa] = {"fused_scalar_gsa": "undone_by_launch", "fused_launch_gsa": "launch"}
 QuantisedQuery = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -55,7 +56,7 @@ class Numerics:
     ----------
     name : for labels.
     activations : GEMM inputs are stored in the format of their weight.
-    gsa : NVFP4 activations scaled per row or per launch, at the attn_in and moe_in sites.
+    gsa : whose gsa NVFP4 activations use, at the attn_in and moe_in sites.
     gemm : store of a GEMM's result.
     hc_collapse : store of mHC's weighted sum before the norm.
     norm : store of the block's input norm before its quantiser.
@@ -81,7 +82,7 @@ class Numerics:
     record: Record
     index_record: Record
     activations: bool = False
-    gsa: Literal["row", "launch"] = "row"
+    gsa: Gsa = "row"
     gemm: Round = exact
     hc_collapse: Round = exact
     norm: Round = exact
@@ -132,7 +133,7 @@ def of_plan(plan: Plan, config: ModelConfig) -> Numerics:
     return Numerics(
         name="plan",
         activations=True,
-        gsa="launch" if plan.norm_quant == "fused_scalar_gsa" else "row",
+        gsa=_GSA.get(plan.norm_quant, "row"),
         gemm=store,
         hc_collapse=_unfused(plan.mhc_quant),
         norm=_unfused(plan.norm_quant),

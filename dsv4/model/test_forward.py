@@ -177,10 +177,11 @@ def test_second_identical_request_is_the_first(name):
     assert differing(*runs) == []
 
 
-def test_scalar_gsa_ties_a_row_to_its_batch():
-    """The one plan that may not pass: what the ladder keeps as a leaf to show it."""
+@pytest.mark.parametrize("value", ["fused_scalar_gsa", "fused_launch_gsa"])
+def test_scalar_gsa_ties_a_row_to_its_batch(value):
+    """The plans that may not pass: what the ladder keeps as leaves to show it."""
     config = small_config(**CONFIGS["small"])
-    tied = numerics.of_plan(unflatten({"norm_quant": "fused_scalar_gsa"}), config)
+    tied = numerics.of_plan(unflatten({"norm_quant": value}), config)
     got = trace(Transformer(config, random_weights(config, 0), tied), [tokens(40), tokens(33, seed=1)])[0]
     alone = trace(Transformer(config, random_weights(config, 0), tied), [tokens(40)])[0]
     assert differing(got, alone)[0] == "0.attn_in_q"

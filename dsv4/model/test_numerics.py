@@ -95,6 +95,7 @@ CLAIMS: list[tuple[dict[str, str], str, str, set[str]]] = [
     # stands on, field, value, stages that it changes
     ({}, "norm_quant", "fused", NORMS),
     ({}, "norm_quant", "fused_scalar_gsa", NORMS | {"attn_quant", "moe_quant"}),
+    ({}, "norm_quant", "fused_launch_gsa", NORMS | {"attn_quant", "moe_quant"}),
     ({"norm_quant": "fused"}, "norm_quant", "fused_scalar_gsa", {"attn_quant", "moe_quant"}),
     ({}, "mhc_quant", "fused", NORMS),
     ({"norm_quant": "fused"}, "mhc_quant", "fused", NORMS),
@@ -232,8 +233,8 @@ def test_a_gemm_reads_its_input_in_the_format_of_its_weight():
             assert torch.equal(found[layer, name].row_scale, gsa)
 
 
-def test_scalar_gsa_is_the_largest_of_the_launch_and_leaves_no_gain():
-    found = written(plan(norm_quant="fused_scalar_gsa"))
+def test_launch_gsa_is_the_largest_and_leaves_no_gain():
+    found = written(plan(norm_quant="fused_launch_gsa"))
     x, stored = found[1, "attn_in"], found[1, "attn_in_q"]
     assert (stored.row_scale == x.abs().amax() / 2688).all()
     back = stored.dequantised().double()
@@ -241,6 +242,16 @@ def test_scalar_gsa_is_the_largest_of_the_launch_and_leaves_no_gain():
     largest = x.abs().amax(-1)
     assert largest.max() / largest.min() > 1.5  # the gain of the smallest row, were its own gsa used to undo
     assert (gain - 1).abs().max() < 0.05
+
+
+def test_scalar_gsa_gives_each_row_the_gain_of_the_largest_over_its_own():
+    found = written(plan(norm_quant="fused_scalar_gsa"))
+    x, stored = found[1, "attn_in"], found[1, "attn_in_q"]
+    own = nvfp4.row_gsa(x)
+    back = stored.dequantised().double()
+    gain = (back * x.double()).sum(-1) / x.double().square().sum(-1)
+    assert (gain / (own.max() / own).squeeze(-1).double() - 1).abs().max() < 0.05
+    assert gain.max() > 1.5
 
 
 def test_the_residual_is_stored_from_the_embedding_on():

@@ -20,7 +20,8 @@ WORDS = {
 PHRASES = {
     ("norm_quant", "unfused"): "norm and quantiser apart",
     ("norm_quant", "fused"): "gsa per row",
-    ("norm_quant", "fused_scalar_gsa"): "one gsa for all rows",
+    ("norm_quant", "fused_scalar_gsa"): "the launch's largest gsa undone from every row",
+    ("norm_quant", "fused_launch_gsa"): "one gsa for all rows",
     ("mhc_quant", "unfused"): "the mHC stream sum apart",
     ("mhc_quant", "fused"): "the fused mHC pre",
     ("q_a_norm", "unfused"): "q_a's norm apart",

@@ -13,6 +13,7 @@ from kernels.matmul.ref import Slices, matmul, product, slices
 from kernels.rounding import Round, exact
 
 WeightFormat = Literal["nvfp4", "fp8", "bf16", "fp32"]
+Gsa = Literal["row", "launch", "undone_by_launch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class Activation:
 
 
 def quantise_activation(
-    x: Tensor, weight_format: WeightFormat, *, gsa: Literal["row", "launch"] = "row", enabled: bool = True
+    x: Tensor, weight_format: WeightFormat, *, gsa: Gsa = "row", enabled: bool = True
 ) -> Activation:
     """Store a GEMM's input in the format that its weight asks for.
 
@@ -94,9 +95,10 @@ def quantise_activation(
     ----------
     x : (T, K) FP32
     weight_format : of the weight that will be multiplied.
-    gsa : "row" or "launch"
-        NVFP4: one gsa a row, or the maximum over all rows of the launch (the plan's scalar
-        gsa, which ties a row to its batch).
+    gsa : "row", "launch" or "undone_by_launch"
+        NVFP4: one gsa a row; the maximum over all rows of the launch, which ties a row to its
+        batch; or codes by the row's gsa that the GEMM undoes with that maximum (the plan's
+        scalar gsa), which scales each row by maximum / its own.
     enabled : bool
         False: the equations; ``x`` passes as it is.
 
@@ -111,9 +113,10 @@ def quantise_activation(
     if weight_format == "fp8":
         return Activation(values=fp8_block.round(x, 128), narrow=True)
     row_gsa = nvfp4.row_gsa(x)
-    used = row_gsa if gsa == "row" or row_gsa.numel() == 0 else row_gsa.amax().expand_as(row_gsa)
-    codes, scales, used = nvfp4.quantise(x, used)
-    return Activation(values=nvfp4.scaled_values(codes, scales), row_scale=used, narrow=True)
+    largest = row_gsa.amax().expand_as(row_gsa) if row_gsa.numel() else row_gsa
+    codes, scales, used = nvfp4.quantise(x, largest if gsa == "launch" else row_gsa)
+    undone = used if gsa == "row" else largest
+    return Activation(values=nvfp4.scaled_values(codes, scales), row_scale=undone, narrow=True)
 
 
 def linear(x: Activation, weight: Weight, *, out: Round = exact) -> Tensor:
