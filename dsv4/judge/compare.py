@@ -260,8 +260,11 @@ def _value_parts(stack: Stack, n_rope: int) -> Iterator[tuple[str, Columns, int]
         parts = {"nope_rope": ("nope", "rope"), "stream": tuple(f"stream{k}" for k in range(heads))}.get(
             split, ()
         )
+        same = metrics.equal_columns(batch, bad)
+        if stack.tap.name == "logits":
+            same |= metrics.logit_columns(stack.test, stack.reference)
         for part in ("all", *parts, *(("head",) if split == "nope_rope" and heads > 1 else ())):
-            yield part, metrics.equal_columns(batch, bad), 1
+            yield part, dict(same), 1
         return
     if split == "nope_rope":
         x, y = (array.reshape(batch, rows, heads, -1) for array in (stack.test, stack.reference))

@@ -23,13 +23,13 @@ def lineage(verdicts: Mapping[str, Mapping[str, Any]], target: str) -> list[str]
 
 
 def culprits(gates: Mapping[str, Any], target: str | None = None) -> list[Mapping[str, Any]]:
-    """Failed spine rungs, of the whole ladder or below the target; a leaf counts only as the target itself."""
+    """Failed spine rungs, of the whole ladder or among the target and its ancestors; leaves never count."""
     verdicts = {verdict["id"]: verdict for verdict in gates["variants"]}
     names = lineage(verdicts, target) if target else list(verdicts)
     return [
         verdicts[name]
         for name in names
-        if verdicts[name]["status"] == State.FAIL and (verdicts[name].get("spine") or name == target)
+        if verdicts[name]["status"] == State.FAIL and verdicts[name].get("spine")
     ]
 
 

@@ -129,15 +129,15 @@ def _at(row: pd.Series) -> dict[str, Any]:
 
 def _outside(frame: pd.DataFrame) -> Iterator[Finding]:
     bad = select(frame, against="floor", verdict="outside")
+    bad = bad[bad["nonfinite"] == 0]  # those are a finding of their own
     for (mode, layer, tap), rows in bad.groupby(["mode", "layer", "tap"], sort=False, observed=True):
         worst = rows.loc[rows["excess"].fillna(np.inf).idxmax()]
         text = (
             f"{place(layer, tap)} is not what the plan computes: {_apart(worst)} against the emulation,"
             f" {_times(worst['excess'])} what FP32 noise explains ({_where(worst)})"
         )
-        yield Finding(
-            kind="fidelity", mode=mode, layer=layer, tap=tap, text=text, size=float(worst["excess"])
-        )
+        size = float(worst["excess"])
+        yield Finding(kind="fidelity", mode=mode, layer=layer, tap=tap, text=text, size=size, **_at(worst))
 
 
 def _apart(row: pd.Series) -> str:

@@ -1,0 +1,209 @@
+"""A made-up audit: dumps of a two-layer model in which a correct variant rounds to BF16."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from dsv4.config import load
+from dsv4.dump import DumpWriter, from_bf16_bits
+from dsv4.judge.measure import measure, write
+from dsv4.plan import flatten
+from dsv4.taps import BY_NAME, MODEL, TAPS, layer_taps
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {
+    "hc_mult": 4,
+    "hidden_size": 64,
+    "q_lora_rank": 32,
+    "num_attention_heads": 2,
+    "head_dim": 128,
+    "record_bytes": 64 + 128 + 8,
+    "index_n_heads": 2,
+    "index_head_dim": 32,
+    "entries": 12,
+    "index_topk": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 50,
+}
+RATIOS = (0, 4)
+POSITIONS = {"prefill": np.arange(20, 40), "decode": np.arange(40, 48)}
+ENTRIES = {"prefill": np.arange(3, 40, 4)[-6:], "decode": np.array([43, 47])}
+EXACT = {
+    "attn_pre",
+    "attn_post",
+    "attn_comb",
+    "moe_pre",
+    "moe_post",
+    "moe_comb",
+    "router_scores",
+    "lse",
+    "logits",
+}
+EXACT |= {"expert_weights", "index_scores"}
+EXERCISED = {
+    "swiglu_clamp_hits": 9,
+    "csa_rows_over_topk": 9,
+    "rows_over_window": 9,
+    "kv_pages": 3,
+    "batch": 2,
+    "residual_absmax": [300.0, 280.0],
+}
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    """Round float32 to BF16, to nearest even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return from_bf16_bits(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16))
+
+
+def places(modes=("isolated", "compounded")):
+    """(mode, phase, layer, tap) of a full dump; a reference has every tap in its only mode."""
+    for mode in modes:
+        for phase in POSITIONS:
+            for layer, ratio in enumerate(RATIOS):
+                held = "isolated" if modes == ("compounded",) else mode
+                yield from ((mode, phase, layer, tap) for tap in layer_taps(ratio, held))
+            yield from ((mode, phase, MODEL, tap) for tap in TAPS if tap.where == "model")
+
+
+class Audit:
+    """Folder of a run and what is written to it.
+
+    Dumps without a fault are the same in every test, so they are written once and copied.
+    """
+
+    written: ClassVar[dict[str, dict[str, bytes]]] = {}
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        config = load(ROOT / "config.yaml")
+        self.config = replace(
+            config, checkpoint=ROOT / "data" / "nano", prompts=ROOT / "data" / "prompts.yaml"
+        )
+        self.truth = {}
+        for phase in POSITIONS:
+            for _, _, layer, tap in places(("isolated",)):
+                self.truth[phase, layer, tap.name] = self._truth(phase, layer, tap.name)
+
+    def _truth(self, phase, layer, name):
+        tap = BY_NAME[name]
+        rng = np.random.default_rng([ord(c) for c in f"{phase}{layer}{name}"])
+        rows = len((ENTRIES if tap.axis == "entry" else POSITIONS)[phase])
+        shape = (rows, *(SIZES[size] for size in tap.shape.split()))
+        if tap.kind == "bytes":
+            return rng.integers(0, 256, shape, dtype=np.uint8)
+        if name == "expert_ids":
+            return np.argsort(rng.random((rows, 8)), axis=1)[:, :2].astype(np.int32)
+        values = rng.standard_normal(shape, dtype=np.float32)
+        if name == "index_scores":
+            visible = (POSITIONS[phase] + 1) // 4
+            return np.where(np.arange(12) < visible[:, None], values, np.float32(-np.inf))
+        if name == "topk":
+            scores = self._truth(phase, layer, "index_scores")
+            return np.argsort(-scores, axis=1, kind="stable")[:, :4].astype(np.int32)
+        return values * 3 if name == "logits" else values
+
+    def correct(self, mode, phase, layer, tap):
+        """What a correct variant stores."""
+        values = self.truth[phase, layer, tap.name if tap.reference is None else tap.reference]
+        return values if tap.kind in ("bytes", "ids") or tap.name in EXACT else bf16(values)
+
+    def attrs(self, kind, variant="", **more):
+        """Attributes of a dump."""
+        plan = flatten(self.config.ladder[variant].plan) if variant in self.config.ladder else {}
+        shared = {
+            "kind": kind,
+            "variant": variant or kind,
+            "plan": plan,
+            "checkpoint": "c" * 8,
+            "prompt": "p" * 8,
+        }
+        shared |= {
+            "prompt_id": "one",
+            "compress_ratios": list(RATIOS),
+            "n_rope": 64,
+            "commit": "abc",
+            "dirty": False,
+        }
+        return shared | {"label": "made up", "device": "cpu", "exercised": EXERCISED} | more
+
+    def dump(self, folder, attrs, values, modes=("isolated", "compounded"), draws=None):
+        """Write one dump; ``values`` gives a tap's array, or None to leave it out."""
+        path = self.results / folder / "one.h5"
+        with DumpWriter(path, attrs) as file:
+            for mode in modes:
+                for phase, positions in POSITIONS.items():
+                    file.rows(mode, phase, positions)
+            for mode, phase, layer, tap in places(modes):
+                array = values(mode, phase, layer, tap)
+                if array is None:
+                    continue
+                kind = {"uint8": "u8", "int32": "i32"}.get(str(array.dtype), "f32")
+                entries = ENTRIES[phase] if tap.axis == "entry" else None
+                file.put(
+                    mode, phase, layer, tap.name, array, kind, entries, attrs=draws(tap) if draws else None
+                )
+        return path
+
+    def once(self, folder, write):
+        """Call ``write`` the first time; copy its file and the hash beside it from then on."""
+        target = self.results / folder
+        if folder not in self.written:
+            write()
+            self.written[folder] = {path.name: path.read_bytes() for path in target.iterdir()}
+        target.mkdir(parents=True, exist_ok=True)
+        for name, content in self.written[folder].items():
+            (target / name).write_bytes(content)
+
+    def references(self):
+        """Both references; ``plain`` agrees with ``trained``."""
+        truth = lambda mode, phase, layer, tap: self.truth[phase, layer, tap.name]  # noqa: E731
+        self.once(
+            "reference", lambda: self.dump("reference", self.attrs("reference"), truth, ("compounded",))
+        )
+        self.once("plain", lambda: self.dump("plain", self.attrs("plain"), truth))
+        return self
+
+    def variant(self, name, change=None, floor=True, **attrs):
+        """A variant, correct but for ``change(mode, phase, layer, tap, array) -> array``; and its floor."""
+        folder, values = f"variants/{name}", self.correct
+        if change or attrs:
+            if change:
+                values = lambda *at: change(*at, self.correct(*at))  # noqa: E731
+            self.dump(folder, self.attrs("variant", name, **attrs), values)
+        else:
+            self.once(folder, lambda: self.dump(folder, self.attrs("variant", name), values))
+        if floor:
+            self.once(f"floor/{name}", lambda: self.floor(name))
+        return self
+
+    def floor(self, name, change=None):
+        """The emulation of a plan, with draws as FP32 noise gives them."""
+        values = (lambda *at: change(*at, self.correct(*at))) if change else self.correct
+        rng = np.random.default_rng(7)
+
+        def draws(tap):
+            loose = tap.name in EXACT
+            far = rng.uniform(2e-7, 3e-7, 8) if loose else rng.uniform(1e-5, 3e-5, 8)
+            share = np.full(8, 0.9) if loose else rng.integers(0, 2, 8) * 1e-4
+            share = np.zeros(8) if tap.kind in ("bytes", "ids") else share
+            return {"draw_distance": far, "draw_worst": 3 * far, "draw_changed": share}
+
+        self.dump(f"floor/{name}", self.attrs("floor", name), values, ("isolated",), draws)
+        return self
+
+    def measured(self, name):
+        """Measure a variant and keep its table where a gate looks for it."""
+        frame, notes = measure(self.results, self.config.ladder, name, ["one"])
+        write(self.results / "metrics" / f"{name}.parquet", frame, notes)
+        return frame, notes
+
+
+@pytest.fixture
+def audit(tmp_path):
+    """An audit with its references."""
+    return Audit(tmp_path / "results" / "run").references()

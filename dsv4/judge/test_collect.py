@@ -1,0 +1,221 @@
+import json
+
+import pandas as pd
+import pytest
+import yaml
+
+from dsv4.judge import collect as collect_module
+from dsv4.judge.claims import CHECKS, FILE, Evidence, judge_claims
+from dsv4.judge.claims_by_field import CLAIMS, NEEDS, WORDS, claimed
+from dsv4.judge.collect import collect
+from dsv4.judge.collect import main as collect_main
+from dsv4.judge.enforce import culprits
+from dsv4.judge.enforce import main as enforce_main
+from dsv4.judge.gate import gate, write_json
+from dsv4.judge.launches import (
+    Sizes,
+    cache_bytes,
+    index_key_bytes,
+    key_bytes,
+    launches,
+    record_bytes,
+    step_bytes,
+)
+from dsv4.plan import Plan, change, choices, flatten
+from dsv4.taps import STAGES
+
+PLAN = flatten(Plan())
+FLASH = Sizes(
+    compress_ratios=(0, 0, *(4, 128) * 20, 4),
+    head_dim=512,
+    hidden_size=4096,
+    hc_mult=4,
+    sliding_window=128,
+    index_topk=512,
+    index_head_dim=128,
+)
+
+
+def plan(**values):
+    return flatten(change(Plan(), values))
+
+
+def sized(layers):
+    return Sizes(**{**vars(FLASH), "compress_ratios": (0,) * layers})
+
+
+class TestLaunches:
+    @pytest.mark.parametrize(("layers", "saved"), [(61, 610), (43, 430), (8, 80)])
+    def test_the_fused_mhc_saves_five_a_site(self, layers, saved):
+        fused = plan(norm_quant="fused", mhc_quant="fused")
+        before, after = (sum(launches(p, sized(layers)).values()) for p in (PLAN, fused))
+        assert before - after == saved
+
+    def test_every_cast_site_is_a_launch_less(self):
+        total = sum(launches(PLAN, FLASH).values())
+        for name in ("router", "swiglu", "attn_out", "head"):
+            assert sum(launches(plan(**{f"casts.{name}": "native"}), FLASH).values()) < total
+
+    def test_the_plans_own_bytes_a_key(self):
+        assert key_bytes(PLAN, 512) == {"read": 584, "written": 1024, "read_again": 1024}
+        assert sum(key_bytes(plan(kv_read="in_place"), 512).values()) == 584
+
+    @pytest.mark.parametrize(
+        ("values", "size"),
+        [({}, 584), ({"kv_record": "aligned"}, 580), ({"kv_format": "nvfp4"}, 224 + 128 + 28 + 4)],
+    )
+    def test_record_sizes(self, values, size):
+        assert record_bytes(plan(**values), 512) == size
+
+    def test_index_keys(self):
+        assert index_key_bytes(PLAN, 128) == 132
+        assert index_key_bytes(plan(index_score="fp4"), 128) == 68
+
+    def test_bytes_grow_with_context_and_stop_at_top_k(self):
+        short, long = (step_bytes(PLAN, FLASH, context) for context in (1024, 65536))
+        assert long["index_keys"] == 64 * short["index_keys"]
+        assert long["residual"] == short["residual"]
+        csa = Sizes(**{**vars(FLASH), "compress_ratios": (4,)})
+        assert step_bytes(PLAN, csa, 1 << 20)["keys"] == (128 + 512) * 2632
+
+    def test_cache_of_one_window_layer(self):
+        assert cache_bytes(PLAN, Sizes(**{**vars(FLASH), "compress_ratios": (0,)}), 4096) == 128 * 584
+
+
+class TestClaimTable:
+    def test_every_field_of_the_plan_is_in_it(self):
+        assert set(CLAIMS) == set(choices())
+        assert {stage for stages in CLAIMS.values() for stage in stages} <= set(STAGES)
+        assert set(NEEDS) <= set(CLAIMS)
+        assert {name for needs in NEEDS.values() for name in needs} <= set(WORDS)
+
+    def test_readers_of_stored_forms_are_claimed_too(self):
+        assert claimed(["norm_quant"]) >= {"q_a", "kv", "experts", "shared"}
+        assert claimed(["kv_norm"]) == {"kv", "kv_store", "attend"}
+        assert claimed([]) == frozenset()
+
+
+class TestCollect:
+    @pytest.fixture
+    def judged(self, audit):
+        audit.variant("B0_unfused").measured("B0_unfused")
+        write_json(
+            audit.results / "gates" / "B0_unfused.json", gate(audit.results, audit.config, "B0_unfused")
+        )
+        return audit
+
+    def test_unjudged_rungs_have_a_state_and_a_reason(self, judged):
+        states = {verdict["id"]: verdict for verdict in collect(judged.results, judged.config)["variants"]}
+        assert list(states) == [rung.id for rung in judged.config.ladder]
+        assert states["B0_unfused"]["status"] == "pass"
+        assert states["P4"]["status"] == "not_run"
+        assert states["P5"]["reasons"] == ["waits for P4, which was not run"]
+        assert states["B5_all"]["reasons"] == [
+            "on request: snakemake B5_all; needed only if repetition sets in earlier than the reference's"
+        ]
+
+    def test_a_failed_rung_blocks_what_stands_on_it(self, judged):
+        write_json(judged.results / "gates" / "P4.json", {"id": "P4", "status": "fail", "spine": True})
+        states = {verdict["id"]: verdict for verdict in collect(judged.results, judged.config)["variants"]}
+        assert states["P5"]["status"] == "blocked"
+        assert states["P5"]["reasons"] == ["blocked: it stands on P4, which is fail"]
+
+    def test_a_small_residual_needs_no_fp32(self, judged):
+        small = {"exercised": {"residual_absmax": [80.0, 90.0]}}
+        judged.variant("B0_unfused", **small).measured("B0_unfused")
+        states = {verdict["id"]: verdict for verdict in collect(judged.results, judged.config)["variants"]}
+        assert states["B5_all"]["status"] == "not_needed"
+        assert "max abs X is 90 in B0_unfused" in states["B5_all"]["reasons"][0]
+
+    def test_a_target_takes_its_ancestors(self, judged):
+        names = [verdict["id"] for verdict in collect(judged.results, judged.config, "P5")["variants"]]
+        assert names == ["B0_unfused", "P4", "P5"]
+
+    def test_command_line_writes_three_files(self, judged, monkeypatch, capsys):
+        monkeypatch.setattr(collect_module, "load", lambda path: judged.config)
+        monkeypatch.setattr("sys.argv", ["collect", "--results", str(judged.results)])
+        assert collect_main() == 0
+        gates = json.loads((judged.results / "gates.json").read_text())
+        assert (gates["schema"], gates["model"], gates["device"]) == (1, "nano", "cpu")
+        assert set(pd.read_parquet(judged.results / "metrics.parquet")["variant"]) == {"B0_unfused"}
+        claims = json.loads((judged.results / "claims.json").read_text())
+        assert {row["state"] for row in claims} == {"holds", "does_not", "not_run"}
+        assert "1 pass" in capsys.readouterr().err
+
+
+class TestClaims:
+    def test_every_claim_has_a_check_or_a_reason(self):
+        rows = yaml.safe_load(FILE.read_text())
+        assert len({row["id"] for row in rows}) == len(rows)
+        for row in rows:
+            assert ("check" in row) != ("not_run" in row), row["id"]
+        assert {row["check"] for row in rows if "check" in row} == set(CHECKS)
+
+    def test_what_needs_rungs_says_which(self, audit):
+        rows = {row["id"]: row for row in judge_claims(Evidence(audit.results, audit.config, "cpu"))}
+        assert rows["p5_launches"]["state"] == "holds"
+        assert "610 at 61 layers, 430 at 43 layers, 80 at 8 layers" in rows["p5_launches"]["measured"]
+        assert rows["rope_bf16"]["state"] == "not_run"
+        assert rows["rope_bf16"]["reason"] == "not measured in this run: B1, B1_rope_fp8"
+        assert all(row["measured"] or row["reason"] for row in rows.values())
+
+    def test_both_cosines_decide_on_rope(self, audit):
+        for name in ("B0", "B1a", "B1"):
+            audit.variant(name)
+        worse = lambda m, p, layer, tap, x: x + 0.05 * x[..., ::-1] if tap.name == "attn_out" else x  # noqa: E731
+        audit.variant("B1_rope_fp8", worse)
+        for name in ("B1", "B1_rope_fp8"):
+            audit.measured(name)
+        holds, text = CHECKS["rope_bf16"](Evidence(audit.results, audit.config, "cpu"))
+        assert not holds
+        assert "keep BF16" in text
+
+
+GATES = {
+    "variants": [
+        {"id": "B0", "parent": None, "spine": True, "status": "pass"},
+        {
+            "id": "KV_nvfp4",
+            "parent": "B0",
+            "spine": False,
+            "status": "fail",
+            "reasons": ["layer 0, kv_store"],
+        },
+        {
+            "id": "B1",
+            "parent": "B0",
+            "spine": True,
+            "status": "fail",
+            "reasons": ["layer 2, attn_out is wrong"],
+        },
+        {"id": "B2", "parent": "B1", "spine": True, "status": "blocked", "reasons": ["blocked"]},
+    ]
+}
+
+
+class TestEnforce:
+    @pytest.mark.parametrize(
+        ("target", "names"),
+        [(None, ["B1"]), ("B0", []), ("B2", ["B1"]), ("KV_nvfp4", [])],
+    )
+    def test_who_is_to_blame(self, target, names):
+        assert [verdict["id"] for verdict in culprits(GATES, target)] == names
+
+    def test_it_exits_1_and_names_them(self, tmp_path, capsys):
+        write_json(tmp_path / "gates.json", GATES)
+        (tmp_path / "enforced.ok").touch()
+        assert enforce_main(["--results", str(tmp_path)]) == 1
+        said = capsys.readouterr().err
+        assert "The audit is complete" in said
+        assert "B1: layer 2, attn_out is wrong" in said
+        assert "KV_nvfp4" not in said
+        assert not (tmp_path / "enforced.ok").exists()
+
+    def test_it_passes_what_holds(self, tmp_path):
+        write_json(tmp_path / "gates.json", GATES)
+        assert enforce_main(["--results", str(tmp_path), "--target", "B0"]) == 0
+        assert (tmp_path / "enforced.ok").exists()
+
+    def test_without_verdicts_the_audit_did_not_get_so_far(self, tmp_path, capsys):
+        assert enforce_main(["--results", str(tmp_path)]) == 1
+        assert "run snakemake all" in capsys.readouterr().err
