@@ -68,6 +68,16 @@ def _stored(array: np.ndarray, dtype: str, where: str) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
+PACK_FROM = 4096  # bytes; smaller datasets are stored as they are
+
+
+def _packing(stored: np.ndarray) -> dict[str, Any]:
+    """Lossless packing of a dataset: bytes of equal weight together, then deflate; small ones as they are."""
+    if stored.nbytes < PACK_FROM:
+        return {}
+    return {"chunks": stored.shape, "shuffle": True, "compression": "gzip", "compression_opts": 1}
+
+
 class DumpWriter:
     """Write one dump; use as a context manager.
 
@@ -179,7 +189,7 @@ class DumpWriter:
             ):
                 self._link(reader.source(mode, phase, layer, tap), where, stored, attrs)
                 return
-        dataset = self._file.create_dataset(where, data=stored)
+        dataset = self._file.create_dataset(where, data=stored, **_packing(stored))
         dataset.attrs["dtype"] = dtype
         for name, value in (attrs or {}).items():
             dataset.attrs[name] = np.asarray(value)

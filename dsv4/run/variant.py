@@ -73,7 +73,9 @@ class ClampCount:
         return replace(num, ffn=replace(num.ffn, gate_up=rounding))
 
 
-def exercised(config: ModelConfig, trace: Trace, cache: SequenceCache, clamp: ClampCount) -> dict[str, Any]:
+def exercised(
+    config: ModelConfig, trace: Trace, cache: SequenceCache, clamp: ClampCount, batch: int
+) -> dict[str, Any]:
     """Which paths the run went through; the judge names those that it did not."""
     rows = trace.rows.all
     entries = (rows + 1) // CSA_RATIO if CSA_RATIO in config.compress_ratios else rows[:0]
