@@ -4,7 +4,7 @@
 rule checkpoint:
     input:
         model=MODEL_FILES,
-        code=closure("dsv4.run.checkpoint"),
+        code=variant_code("dsv4.run.checkpoint", {}),
     output:
         manifest="<results>/checkpoint.json",
     log:

@@ -36,10 +36,10 @@ COPIED += [
 ]
 STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor"]
 STAGES += ["judge.measure", "judge.gate", "judge.collect", "judge.enforce", "report"]
+MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
-    "run.reference": ["kernels.op.ref"],
-    "run.variant": ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)],
-    "judge.gate": ["dsv4.judge.limits"],
+    **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor")},
+    "judge.gate": ["dsv4.judge.limits", *MODEL],
 }
 
 
