@@ -62,7 +62,7 @@ TAPS: tuple[Tap, ...] = (
     Tap(name="attn_pre", stage="attn_mhc", shape="hc_mult", compounded=False),
     Tap(name="attn_post", stage="attn_mhc", shape="hc_mult", compounded=False),
     Tap(name="attn_comb", stage="attn_mhc", shape="hc_mult hc_mult"),
-    Tap(name="attn_in", stage="attn_mhc", shape="hidden_size"),
+    Tap(name="attn_in", stage="attn_mhc", shape="hidden_size", compounded=False),
     Tap(
         name="attn_in_q",
         stage="attn_quant",
@@ -75,7 +75,9 @@ TAPS: tuple[Tap, ...] = (
     Tap(name="qr_q", stage="q_quant", shape="q_lora_rank", against="qr", replay=False, compounded=False),
     Tap(name="q", stage="q_b", shape="num_attention_heads head_dim", split="nope_rope", compounded=False),
     Tap(name="kv", stage="kv", shape="head_dim", split="nope_rope", compounded=False),
-    Tap(name="kv_store", stage="kv_store", shape="head_dim", split="nope_rope", replay=False),
+    Tap(
+        name="kv_store", stage="kv_store", shape="head_dim", split="nope_rope", replay=False, compounded=False
+    ),
     Tap(
         name="kv_bytes",
         stage="kv_store",
@@ -102,6 +104,7 @@ TAPS: tuple[Tap, ...] = (
         split="nope_rope",
         where="compressed",
         replay=False,
+        compounded=False,
     ),
     Tap(
         name="comp_bytes",
@@ -124,8 +127,16 @@ TAPS: tuple[Tap, ...] = (
         axis="entry",
         where="csa",
         replay=False,
+        compounded=False,
     ),
-    Tap(name="index_scores", stage="index_score", shape="entries", kind="scores", where="csa"),
+    Tap(
+        name="index_scores",
+        stage="index_score",
+        shape="entries",
+        kind="scores",
+        where="csa",
+        compounded=False,
+    ),
     Tap(name="topk", stage="index_topk", shape="index_topk", kind="ids", where="csa"),
     Tap(name="lse", stage="attend", shape="num_attention_heads", kind="lse"),
     Tap(name="attn_out", stage="attend", shape="num_attention_heads head_dim", split="nope_rope"),
@@ -134,7 +145,7 @@ TAPS: tuple[Tap, ...] = (
     Tap(name="moe_pre", stage="moe_mhc", shape="hc_mult", compounded=False),
     Tap(name="moe_post", stage="moe_mhc", shape="hc_mult", compounded=False),
     Tap(name="moe_comb", stage="moe_mhc", shape="hc_mult hc_mult"),
-    Tap(name="moe_in", stage="moe_mhc", shape="hidden_size"),
+    Tap(name="moe_in", stage="moe_mhc", shape="hidden_size", compounded=False),
     Tap(
         name="moe_in_q",
         stage="moe_quant",
@@ -143,13 +154,13 @@ TAPS: tuple[Tap, ...] = (
         replay=False,
         compounded=False,
     ),
-    Tap(name="router_scores", stage="route", shape="n_routed_experts"),
+    Tap(name="router_scores", stage="route", shape="n_routed_experts", compounded=False),
     Tap(name="expert_ids", stage="route", shape="num_experts_per_tok", kind="ids"),
     Tap(name="expert_weights", stage="route_weights", shape="num_experts_per_tok", compounded=False),
     Tap(name="routed", stage="experts", shape="hidden_size", compounded=False),
     Tap(name="shared", stage="shared", shape="hidden_size", compounded=False),
     Tap(name="moe_out", stage="moe_sum", shape="hidden_size"),
-    Tap(name="streams", stage="moe_mix", shape="hc_mult hidden_size", split="stream"),
+    Tap(name="streams", stage="moe_mix", shape="hc_mult hidden_size", split="stream", compounded=False),
     Tap(name="hidden", stage="head", shape="hidden_size", where="model"),
     Tap(name="logits", stage="lm_head", shape="vocab_size", where="model"),
 )
