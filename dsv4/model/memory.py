@@ -5,7 +5,7 @@ in a layer is row by row. Compressed entries that a batch closes are one tensor,
 segment and the index of each run of entries beside it (:class:`Closed`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Env = Mapping[str, Any]
 Written = dict[str, Any]
-HCA_SLOTS = 32  # entries come in slots of this many, so that a row's sum has one shape up to 4096 tokens
 
 
 @dataclass(frozen=True)
@@ -113,13 +112,10 @@ def store_entries(at: "LayerStages", env: Env, batch: Batch) -> Written:
     """Comp (E, K) to record bytes in each sequence's pages."""
     record = at.numerics.record
     data, scales = record.encode(env["comp"])
-    row = 0
-    for closed in env["comp_closed"]:
-        rows = slice(row, row + closed.count)
+    for closed, rows in _runs(env["comp_closed"]):
         store = closed.segment.cache.layers[at.layer].entries
         assert store is not None
         store.write(closed.entries, data[rows], scales[rows])
-        row += closed.count
     return {"comp_store": record.decode(data, scales)[0], "comp_bytes": torch.cat((data, scales), dim=-1)}
 
 
@@ -127,16 +123,21 @@ def store_index_keys(at: "LayerStages", env: Env, batch: Batch) -> Written:
     """index_k (E, D_I) to key bytes in each sequence's pages; the tap is in the unrotated basis."""
     record = at.numerics.index_record
     data, scales = record.encode(env["index_k"])
-    row = 0
-    for closed in env["index_closed"]:
-        rows = slice(row, row + closed.count)
+    for closed, rows in _runs(env["index_closed"]):
         store = closed.segment.cache.layers[at.layer].index
         assert store is not None
         store.write(closed.entries, data[rows], scales[rows])
-        row += closed.count
     values, scale = record.decode(data, scales)
     values = values if scale is None else values * scale
     return {"index_k_store": hadamard(values) if isinstance(record, Fp4Key) else values}
+
+
+def _runs(closed: tuple[Closed, ...]) -> Iterator[tuple[Closed, slice]]:
+    """Each segment's run of entries and its rows in the batch's tensor of them."""
+    row = 0
+    for run in closed:
+        yield run, slice(row, row + run.count)
+        row += run.count
 
 
 def index_scores(at: "LayerStages", env: Env, batch: Batch) -> Written:
@@ -197,7 +198,7 @@ def _visible_rows(at: "LayerStages", env: Env, batch: Batch, segment: Segment) -
     if at.config.kind(at.layer) == "csa":
         chosen = env["topk"][segment.rows]
     else:
-        slots = torch.arange(-(-max(count, 1) // HCA_SLOTS) * HCA_SLOTS)
+        slots = torch.arange(count)
         visible = (positions + 1) // at.config.compress_ratios[at.layer]
         chosen = torch.where(slots < visible[:, None], slots, -1)
     offset = torch.where(chosen >= 0, chosen + len(window), -1)
