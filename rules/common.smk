@@ -28,7 +28,8 @@ except (configuration.ConfigError, LimitError) as error:
 # Stages run under Snakemake's own interpreter, also when its environment is not activated. What all of them take
 # comes as shell variables: a param would rerun everything when a file is only called by another name.
 shell.prefix(
-    f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH;"
+    "set -euo pipefail;"  # Snakemake's own prefix, which this one replaces
+    f" PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH;"
     f" config={shlex.quote(str(CONFIG.path))}; results={RESULTS}; "
 )
 

@@ -139,6 +139,7 @@ def test_a_failed_rung_blocks_what_stands_on_it_and_keeps_its_report(workflow):
     again = workflow.run("all")
     assert again.returncode == 1
     assert "failed: P4" in again.text
+    assert "returned non-zero exit status 1" in again.text  # by its status, not by the file that is missing
     assert workflow.ran() == {"enforce": {""}}
     assert workflow.page()["status"] == shown
 
