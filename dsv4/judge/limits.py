@@ -66,11 +66,6 @@ def derived() -> Mapping[str, float]:
     return json.loads(FILE.read_text())["values"]
 
 
-def accumulation() -> float:
-    """Relative error of the longest FP32 sum of the model, added in sequence."""
-    return derived()["fp32_sum"]
-
-
 def _limit(entry: str, tap: str, metric: str, *, case: str = "", when: When = (), **where: str) -> Limit:
     key = entry if entry in derived() else f"{entry}.{metric.replace('gain_error', 'gain')}"
     part, against = where.get("part", "all"), where.get("against", "trained")

@@ -4,8 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dsv4.judge.compare import Stack, scale_columns
 from dsv4.judge.conftest import bf16
 from dsv4.judge.verdict import Draws, codes, judge
+from dsv4.taps import BY_NAME
 
 LAYERS, PROMPTS, ROWS, SIZE, DRAWS = 8, 5, 16, 128, 8
 NOISE = 3e-7  # of an FP32 sum of some hundred terms, relative to the row
@@ -47,6 +49,10 @@ class Site:
             "changed": (values != self.emulation).mean((1, 2)),
         }
 
+    def trimmed(self, values):
+        stack = Stack(BY_NAME[self.tap], (0,), values, self.emulation, False, np.arange(ROWS))
+        return {name: column for name, column in scale_columns(stack).items() if name.startswith("trim")}
+
     def verdicts(self, values):
         truth = np.abs(self.emulation.astype(np.float64))
         norms = np.linalg.norm(truth, axis=-1)
@@ -63,6 +69,7 @@ class Site:
             amax=truth.max((1, 2)),
             peak=truth.max((1, 2)) / np.linalg.norm(norms, axis=1),
             peak_row=(truth.max(-1) / norms).max(1),
+            **self.trimmed(values),
         )
         columns = (
             np.stack([draw[k] for draw in self.drawn], 1) for k in ("rel_l2", "rel_l2_worst", "changed")
@@ -147,7 +154,7 @@ def test_non_finite_is_outside_and_no_rows_is_not_exercised():
         equal=[False, True, False], nonfinite=[1.0, 0, 0], margin_min=np.nan, changed=[0.1, 0, 0.0]
     )
     rows = rows.assign(rel_l2=[np.nan, np.nan, 0.0], rel_l2_worst=[np.nan, np.nan, 0.0], max_abs=0.0)
-    rows = rows.assign(amax=1.0, peak=0.1, peak_row=0.1)
+    rows = rows.assign(amax=1.0, peak=0.1, peak_row=0.1, trim_l2=0.0, trim_abs=0.0, trim_changed=0.0)
     draws = Draws(*(np.full((3, DRAWS), value) for value in (1e-5, 3e-5, 1e-4)))
     assert judge(rows, draws, PLAN, variants=1)["verdict"].tolist() == ["outside", "not_exercised", "within"]
     silent = Draws(*(np.full((3, 1), np.nan) for _ in range(3)))
@@ -162,15 +169,33 @@ def test_a_choice_with_nothing_to_leave_out_is_not_exercised():
     )
     changed, margin = np.zeros(tensors), np.full(tensors, 0.2)
     changed[2], margin[0] = 0.3, np.nan
-    rows = rows.assign(equal=changed == 0, nonfinite=0.0, margin_min=margin, changed=changed)
+    rows = rows.assign(
+        equal=changed == 0, nonfinite=0.0, margin_min=margin, changed=changed, trim_changed=changed
+    )
     draws = Draws(*(np.zeros((tensors, DRAWS)) for _ in range(3)))
     found = judge(rows, draws, PLAN, variants=1)["verdict"]
     assert found[:4].tolist() == ["not_exercised", "bit_equal", "outside", "bit_equal"]
 
 
-def test_formats_of_taps_follow_the_plan():
-    assert codes("kv_store", PLAN) == ("e4m3", True)
-    assert codes("kv_store", {"kv_format": "nvfp4"}) == ("e2m1", True)
-    assert codes("index_k_store", {"index_score": "fp4"}) == ("e2m1", True)
-    assert codes("attn_in_q", PLAN) == ("e2m1", True)
-    assert codes("attn_out", PLAN) == ("bf16", False)
+def test_an_event_that_no_draw_showed_may_take_a_row_and_no_more():
+    """A flipped scale moves one row by a code's step: within. A whole row lost, or three rows moved: outside."""
+    site = Site(*STORES["bf16"])
+    moved = site.store(site.noisy())
+    moved[7, 3] *= np.float32(1 + 2**-11)
+    moved[7, 3, 5] *= np.float32(1 + 2**-7)
+    assert site.verdicts(bf16(moved))["verdict"][7] == "within"
+    lost = site.store(site.noisy())
+    lost[7, 3] = 0
+    assert site.verdicts(lost)["verdict"][7] == "outside"
+    three = site.store(site.noisy())
+    three[7, :3] = bf16(three[7, :3] * np.float32(1.01))
+    assert site.verdicts(three)["verdict"][7] == "outside"
+
+
+def test_formats_follow_the_plan():
+    assert codes("kv_store", PLAN) == "e4m3"
+    assert codes("kv_store", {"kv_format": "nvfp4"}) == codes("attn_out", {"kv_format": "nvfp4"}) == "e2m1"
+    assert codes("index_k_store", {"index_score": "fp4"}) == "e2m1"
+    assert codes("routed", PLAN) == "e2m1"
+    assert codes("streams", PLAN) == "bf16"
+    assert codes("attn_comb", PLAN) == ""

@@ -17,12 +17,15 @@ Two statistics are tested, of each tensor and, because what is spread thinly ove
 (a rounding before codes changes a percent of them) is invisible in one, of their sums over a
 layer and over the tap:
 
-* The *number* of changed elements, where the draws change few (stores in a narrow format).
-  Codes near ties flip, as single elements or as events (a scale, an inner code) that change at
-  most one row: quasi-Poisson with the draws' own dispersion, plus events that no draw showed.
+* The *number* of changed elements, where the draws change few (stores in a narrow format):
+  quasi-Poisson, with the draws' own dispersion.
 * The squared *distance*. Bernstein's inequality with the draws' mean and variance bounds its
-  sum; a single tensor, and its worst row, may exceed the largest of M draws n-fold with
-  probability (M + 1)^-n at most.
+  sum; a single tensor may exceed the largest of M draws n-fold with probability (M + 1)^-n at
+  most.
+
+A code or a scale that sits on a tie inside the stage flips in some runs and may do so in none of
+the draws; it changes one row. So both leave out the worst rows (compare.TRIM), and the worst row
+itself is tested apart: it may be off by one step of the coarsest code on its path.
 
 Both also by *rank*, since rare large events hide a small shift of every tensor from a sum: a
 correct tensor is beyond its own D draws with probability 1/(D + 1), so the number of tensors of
@@ -45,8 +48,10 @@ from dsv4.taps import BY_NAME
 FAMILY = 1e-3  # chance that an audit of correct code reports "outside" anywhere
 DENSE = 0.5  # mean share of changed elements in the draws from which on only distances are tested
 FP32 = 2.0**-23  # both sides are rounded once to FP32, each by at most 2^-24 of a value
-STEP = {"bf16": 2.0**-7, "e4m3": 2.0**-3, "e2m1": 2.0**-1}  # largest step of a code over the largest value
-GROUP = {"e4m3": 64, "e2m1": 16}  # elements that share a scale
+STEP = {"": 0.0, "bf16": 2.0**-7, "e4m3": 2.0**-3, "e2m1": 2.0**-1}  # largest step over the largest value
+UNROUNDED = ("attn_pre", "attn_post", "attn_comb", "moe_pre", "moe_post", "moe_comb", "comp", "index_k")
+UNROUNDED += ("router_scores", "expert_weights", "logits")
+NVFP4_INSIDE = ("attn_in_q", "qr_q", "moe_in_q", "qr", "q", "kv", "attn_proj", "routed", "shared")
 HEADROOM = 2.0  # one bit: the dither is the error of sums in sequence, the largest of any order
 TESTS = 5  # count and distance, each by size and by rank; worst row
 
@@ -67,13 +72,15 @@ class Draws:
     changed: Array
 
 
-def codes(tap: str, plan: Mapping[str, str]) -> tuple[str, bool]:
-    """Format whose steps a flip in this tap makes, and whether the tap holds scaled codes itself."""
-    stored = "e2m1" if plan.get("kv_format") == "nvfp4" else "e4m3"
-    keys = "e2m1" if plan.get("index_score") == "fp4" else "e4m3"
-    own = dict.fromkeys(("attn_in_q", "qr_q", "moe_in_q"), "e2m1") | {"index_k_store": keys}
-    own |= dict.fromkeys(("kv_store", "kv_bytes", "comp_store", "comp_bytes"), stored)
-    return own.get(tap, "bf16"), tap in own
+def codes(tap: str, plan: Mapping[str, str]) -> str:
+    """Coarsest format in which a value may flip on the way to this tap; "" where nothing is rounded."""
+    if tap in UNROUNDED:
+        return ""
+    if tap in ("index_k_store", "index_scores"):
+        return "e2m1" if plan.get("index_score") == "fp4" else "e4m3"
+    if tap in ("kv_store", "kv_bytes", "comp_store", "comp_bytes", "attn_out", "lse"):
+        return "e2m1" if plan.get("kv_format") == "nvfp4" else "e4m3"
+    return "e2m1" if tap in NVFP4_INSIDE else "bf16"
 
 
 def judge(rows: pd.DataFrame, draws: Draws, plan: Mapping[str, str], *, variants: int) -> pd.DataFrame:
@@ -117,11 +124,9 @@ class _Tap:
     alpha : of one test.
     """
 
-    def __init__(
-        self, rows: pd.DataFrame, draws: Draws, tap: str, code: tuple[str, bool], alpha: float
-    ) -> None:
-        self.rows, self.draws, self.alpha = rows, draws, alpha
-        self.kind, (self.format, self.own) = BY_NAME[tap].kind, code
+    def __init__(self, rows: pd.DataFrame, draws: Draws, tap: str, code: str, alpha: float) -> None:
+        self.rows, self.draws, self.alpha, self.step = rows, draws, alpha, STEP[code]
+        self.kind = BY_NAME[tap].kind
         self.elements = rows["elements"].to_numpy(float)
         self.exposures = float(np.isfinite(draws.changed).sum())
         self.per_tensor = draws.changed.shape[1]
@@ -139,17 +144,19 @@ class _Tap:
         self.dense = values and float(np.nanmean(self.draws.changed)) > DENSE
         tests: list[Array] = []
         if not self.dense:
-            counts = self._counts()
             drawn = self.draws.changed * self.elements[:, None]
-            tests += [self._by_group(*counts), self._by_rank(counts[0], drawn, 1.0)]
+            changed = np.nan_to_num(self.column("changed"), nan=1.0) * self.elements
+            tests += [self._by_group(*self._counts()), self._by_rank(changed, drawn, 1.0)]
         if self.kind == "lse":
-            far, least = self.column("max_abs"), FP32 * self.column("amax")
-            drawn = self.draws.distance
-            tests += [self._largest(far, drawn, least), self._by_rank(far, drawn, least)]
+            drawn, least = self.draws.distance, FP32 * self.column("amax")
+            tests.append(self._largest(self.column("trim_abs"), drawn, least))
+            tests.append(self._largest(self.column("max_abs"), drawn, least + self.step))
+            tests.append(self._by_rank(self.column("max_abs"), drawn, least))
         elif values:
-            worst = self._largest(self.column("rel_l2_worst"), self.draws.worst, self._one_flip("peak_row"))
-            ranks = self._by_rank(self.column("rel_l2"), self.draws.distance, FP32)
-            tests += [self._by_group(*self._distances()), ranks, worst]
+            one = self.step * self.column("peak_row") + FP32
+            tests.append(self._by_group(*self._distances()))
+            tests.append(self._by_rank(self.column("rel_l2"), self.draws.distance, FP32))
+            tests.append(self._largest(self.column("rel_l2_worst"), self.draws.worst, one))
         return np.fmax.reduce(tests)
 
     def _by_rank(self, found: Array, drawn: Array, least: Array | float) -> Array:
@@ -179,59 +186,46 @@ class _Tap:
         return worst
 
     def _counts(self) -> tuple[Array, Array, list[Array]]:
-        """Changed elements, all elements, and the bounds of the first by group."""
+        """Changed elements but for the worst rows, all elements, and the bounds of the first by group."""
         counts = self.draws.changed * self.elements[:, None]
         total, spread = np.nansum(counts, axis=1), _dispersion(counts)
-        width = self.elements / np.maximum(self.column("rows"), 1.0)
-        width = np.minimum(width, GROUP[self.format] + 1) if self.own else width
-        bounds = []
-        for key in self.groups:
-            ahead, seen = _sum(np.ones(len(key)), key), _sum(total, key)
-            flips = spread * next_count(seen / spread, self.per_tensor, self.alpha / 2)
-            events = unseen(self.exposures, ahead, self.alpha / 2)
-            bounds.append(np.maximum(flips + events * _largest_of(width, key), 1.0))
-        return np.nan_to_num(self.column("changed"), nan=1.0) * self.elements, self.elements, bounds
+        seen = [_sum(total, key) for key in self.groups]
+        bounds = [spread * next_count(group / spread, self.per_tensor, self.alpha) for group in seen]
+        return np.nan_to_num(self.column("trim_changed"), nan=1.0) * self.elements, self.elements, bounds
 
     def _distances(self) -> tuple[Array, Array, list[Array]]:
-        """Squared relative distances, one each, and the bounds of their sums by group."""
+        """Squared relative distances but for the worst rows, one each, and the bounds of their sums by group."""
         squares, log = self.draws.distance**2, -math.log(self.alpha)
         mean = np.nanmean(squares, axis=1)
         noise = np.nanvar(squares, axis=1, ddof=1).mean() if self.per_tensor > 1 else mean.mean() ** 2
-        largest, extra = np.nanmax(squares), self._one_flip("peak") ** 2
+        largest, extra = np.nanmax(squares), self._flips()
         bounds = []
         for key in self.groups:
             ahead = _sum(np.ones(len(key)), key)
             tail = largest * unseen(self.exposures, 1.0, self.alpha / ahead.max())
             spread = np.sqrt(2 * log * noise * ahead * (1 + 1 / self.per_tensor)) + 2 / 3 * log * tail
             bound = _sum(mean, key) + spread
-            bounds.append(
-                (np.minimum(bound, tail) if key is self.groups[0] else bound) + _largest_of(extra, key)
-            )
-        found = np.nan_to_num(self.column("rel_l2"), nan=np.inf) ** 2
+            bounds.append((np.minimum(bound, tail) if key is self.groups[0] else bound) + _sum(extra, key))
+        found = np.nan_to_num(self.column("trim_l2"), nan=np.inf) ** 2
         return found, np.ones(len(found)), bounds
 
-    def _largest(self, found: Array, drawn: Array, extra: Array) -> Array:
+    def _flips(self) -> Array:
+        """Squared distance that needs no draw to explain it: FP32 stores, or as many flips as are allowed."""
+        if self.dense:
+            return np.full(len(self.rows), FP32**2)
+        flips = float(next_count(np.zeros(1), self.per_tensor, self.alpha)[0])
+        return flips * (max(self.step, STEP["bf16"]) * self.column("peak")) ** 2
+
+    def _largest(self, found: Array, drawn: Array, extra: Array | float) -> Array:
         """Statistic over the largest of all draws, n-fold in its square."""
         square = np.nanmax(drawn) ** 2 * unseen(self.exposures, 1.0, self.alpha) + extra**2
         return np.nan_to_num(found, nan=np.inf) / np.sqrt(np.maximum(square, 1e-300))
-
-    def _one_flip(self, peak: str) -> Array:
-        """What one flip of the largest code does to a distance; or, in unrounded FP32, the store itself."""
-        if self.dense:
-            return np.full(len(self.rows), FP32)
-        number = 1.0 if np.nanmax(self.draws.changed) > 0 else float(unseen(self.exposures, 1.0, self.alpha))
-        return STEP[self.format] * self.column(peak) * math.sqrt(number)
 
 
 def _sum(values: Array, key: Array) -> Array:
     """Sum over the group that each entry belongs to."""
     _, group = np.unique(key, return_inverse=True)
     return np.bincount(group, weights=values)[group]
-
-
-def _largest_of(values: Array, key: Array) -> Array:
-    """Maximum over the group that each entry belongs to."""
-    return pd.Series(values).groupby(key).transform("max").to_numpy(float)
 
 
 def _dispersion(counts: Array) -> float:
