@@ -21,6 +21,7 @@ from dsv4.taps import BY_NAME, MODEL, PHASES, Tap
 N_ROPE = 64
 KEY = ("variant", "mode", "phase", "prompt", "layer", "tap", "part", "against")
 NUMBERS = (*(name for name in metrics.VALUES if name != "worst_index"), *metrics.LOGITS, *metrics.CHOICES)
+MOST_IDS = 1 << 20  # more choices than any row of a model has; an id beyond is garbage
 COLUMNS = (*KEY, "step", "rows", "elements", "equal", "worst_row", *NUMBERS, "verdict", "excess")
 STEPPED = ("attn_out", "moe_out", "logits")  # measured step by step too, in the free run against `trained`
 TRIM = 2  # worst rows left out of the floor's statistics: an event that no draw showed may take a row
@@ -199,7 +200,7 @@ def _context(
     """The reference's scores behind a choice, and how many ids there are."""
     name = {"topk": "index_scores", "expert_ids": "router_scores", "index_scores": "topk"}.get(tap.name)
     if name is None or not reference.has(mode, phase, layer, name):
-        return None, 1 << 20 if tap.kind == "ids" else 0
+        return None, 0  # how many there are is not known: see _id_parts
     other = reference.get(mode, phase, layer, name)
     return (None, other.shape[-1]) if name == "topk" else (other, other.shape[-1])
 
@@ -335,7 +336,11 @@ def _lse_parts(stack: Stack, _: int) -> Iterator[tuple[str, Columns, int]]:
 
 
 def _id_parts(stack: Stack, _: int) -> Iterator[tuple[str, Columns, int]]:
-    columns = metrics.choice_columns(stack.test, stack.reference, *stack.context)
+    scores, width = stack.context
+    if not width:  # no scores were dumped beside the choice: ids up to the largest named, within reason
+        largest = max(int(ids.max(initial=0)) for ids in (stack.test, stack.reference))
+        width = min(largest, MOST_IDS) + 1
+    columns = metrics.choice_columns(stack.test, stack.reference, scores, width)
     if stack.tap.name == "expert_ids":  # chosen by score + bias, and the bias is no tap: no margin
         columns |= dict.fromkeys(("margin_min", "margin_flipped"), np.full(len(stack.test), np.nan))
     yield "all", columns, 1
