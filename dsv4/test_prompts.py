@@ -24,9 +24,9 @@ def audit():
 def test_the_five_prompts_fit_the_audit(audit):
     tokens = {name: len(ids) for name, ids in encode_all(audit).items()}
     assert list(tokens) == ["capital", "code", "chat", "document", "boundary"]
-    assert sum(tokens.values()) <= 3310
+    assert sum(tokens.values()) <= 2700  # every token costs every rung of the ladder
     assert tokens["document"] >= 1500
-    assert tokens["boundary"] >= 600
+    assert tokens["boundary"] > 512
 
 
 def test_boundary_rows_sit_on_every_edge_of_the_layout(audit):
