@@ -5,6 +5,7 @@ the other stages are drawn anew.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from dsv4.dump import DumpReader, DumpWriter
 from dsv4.floor.model import FloorModel
 from dsv4.ladder import Variant
+from dsv4.model.config import ModelConfig
 from dsv4.model.transformer import Layer
 from dsv4.run.console import main_guard, progress
 from dsv4.run.isolated import Reference, run_isolated
@@ -29,27 +31,62 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: ``python -m dsv4.run.floor --config C --results R --variant ID``."""
     options = parse(__doc__ or "", arguments, variant=True)
     setup = prepare(options.config, options.results)
-    variant = setup.config.ladder[options.variant]
-    for prompt in progress(list(setup.tokens), f"{variant.id}, noise floor"):
-        write_floor(setup, variant, prompt)
+    write_floors(setup, setup.config.ladder[options.variant])
 
 
-def write_floor(setup: Setup, variant: Variant, prompt: str) -> None:
-    """Emulate one plan on one prompt, draw what changed against the parent, dump both."""
+def write_floors(setup: Setup, variant: Variant) -> None:
+    """Emulate one plan on every prompt and draw the stages that it changes against its parent.
+
+    Which those are is found on one prompt, emulated whole: the shortest that closes a window in
+    every layer. On the others only they run, and the rest is the parent's.
+    """
+    prompts = sorted(setup.tokens, key=lambda prompt: _order(setup, prompt))
+    stages: set[str] | None = None if variant.parent else all_stages(setup.checkpoint.config)
+    for prompt in progress(prompts, f"{variant.id}, noise floor"):
+        stages = write_floor(setup, variant, prompt, stages)
+
+
+def _order(setup: Setup, prompt: str) -> tuple[bool, int]:
+    count = len(setup.tokens[prompt])
+    return count < 2 * max(setup.checkpoint.config.compress_ratios, default=0), count
+
+
+def all_stages(config: ModelConfig) -> set[str]:
+    """Every stage of a model with these layers."""
+    names = {name for taps in tap_names(config, "isolated").values() for name in taps}
+    return {BY_NAME[name].stage for name in names}
+
+
+def write_floor(setup: Setup, variant: Variant, prompt: str, stages: set[str] | None = None) -> set[str]:
+    """Emulate one plan on one prompt, draw what it changes, dump both.
+
+    Parameters
+    ----------
+    stages : set of str or None
+        Stages that the plan changes against its parent's; None: find out.
+
+    Returns
+    -------
+    set of str
+        Those stages.
+    """
     config = setup.checkpoint.config
     path = setup.results / "floor" / variant.id / f"{prompt}.h5"
     parent = setup.results / "floor" / variant.parent / f"{prompt}.h5" if variant.parent else None
     with DumpReader(setup.results / "reference" / f"{prompt}.h5", setup.identity(prompt)) as dump:
         reference = Reference(dump, config)
-        emulation = _emulate(setup, variant, reference, None, None)
-        known, changed = _parents_draws(setup, prompt, variant, emulation)
-        draws = [
-            _emulate(setup, variant, reference, _seed(setup, prompt, draw), frozenset(changed))
-            for draw in range(setup.config.floor_draws if changed else 0)
-        ]
-    spread = known | _spread(emulation, draws, changed)
+        emulation = _emulate(setup, variant, reference, None, None if stages is None else frozenset(stages))
+        if stages is None:
+            stages = _changed_stages(setup, prompt, parent, emulation)
+        count = setup.config.floor_draws if stages else 0
+        seeds = [_seed(setup, prompt, draw) for draw in range(count)]
+        draws = [_emulate(setup, variant, reference, seed, frozenset(stages)) for seed in seeds]
+    spread = _spread(emulation, draws, stages)
+    if parent is not None:
+        spread |= _inherit(setup, prompt, parent, emulation, stages)
     with DumpWriter(path, setup.attrs(prompt, "floor", variant.id, variant.plan), parent=parent) as writer:
         write_trace(writer, "isolated", emulation, spread)
+    return stages
 
 
 def _seed(setup: Setup, prompt: str, draw: int) -> int:
@@ -68,24 +105,40 @@ def _emulate(
     return trace
 
 
-def _parents_draws(setup: Setup, prompt: str, variant: Variant, emulation: Trace) -> tuple[Spread, set[str]]:
-    """Draws of the stages whose emulation is the parent's in every bit, and the other stages."""
-    stages = {BY_NAME[name].stage for _, name in emulation.taps()}
-    if variant.parent is None:
-        return {}, stages
-    path = setup.results / "floor" / variant.parent / f"{prompt}.h5"
+def _changed_stages(setup: Setup, prompt: str, parent: Path | None, emulation: Trace) -> set[str]:
+    """Stages whose emulation differs from the parent's in any bit; all without a parent."""
+    if parent is None:
+        return {BY_NAME[name].stage for _, name in emulation.taps()}
+    with DumpReader(parent, setup.identity(prompt)) as dump:
+        return {
+            BY_NAME[name].stage
+            for (phase, layer, name), values in _by_phase(emulation).items()
+            if not np.array_equal(dump.get("isolated", phase, layer, name), values, equal_nan=True)
+        }
+
+
+def _inherit(setup: Setup, prompt: str, parent: Path, emulation: Trace, stages: set[str]) -> Spread:
+    """Put the parent's values into the emulation where the plan changes nothing; return their draws."""
     known: Spread = {}
-    changed: set[str] = set()
-    with DumpReader(path, setup.identity(prompt)) as dump:
-        for (phase, layer, name), values in _by_phase(emulation).items():
-            if not dump.has("isolated", phase, layer, name) or not np.array_equal(
-                dump.get("isolated", phase, layer, name), values, equal_nan=True
-            ):
-                changed.add(BY_NAME[name].stage)
-                continue
-            attrs = dump.dataset_attrs("isolated", phase, layer, name)
-            known[phase, layer, name] = {key: attrs[key] for key in STATISTICS}
-    return {key: value for key, value in known.items() if BY_NAME[key[2]].stage not in changed}, changed
+    found: dict[tuple[Layer, str], list[tuple[np.ndarray, np.ndarray]]] = {}
+    with DumpReader(parent, setup.identity(prompt)) as dump:
+        for phase in PHASES:
+            for layer in dump.layers("isolated", phase):
+                for name in dump.taps("isolated", phase, layer):
+                    if BY_NAME[name].stage in stages:
+                        continue
+                    entry = BY_NAME[name].axis == "entry"
+                    at = (
+                        dump.entry_positions("isolated", phase, layer)
+                        if entry
+                        else dump.rows("isolated", phase)
+                    )
+                    values = dump.get("isolated", phase, layer, name)
+                    found.setdefault((layer, name), []).append((at, values))
+                    attrs = dump.dataset_attrs("isolated", phase, layer, name)
+                    known[phase, layer, name] = {key: attrs[key] for key in STATISTICS}
+    emulation.values.update(found)
+    return known
 
 
 def _by_phase(trace: Trace) -> dict[Key, np.ndarray]:

@@ -49,20 +49,31 @@ class Reference:
 
     def __init__(self, dump: DumpReader, config: ModelConfig) -> None:
         self._dump, self._config = dump, config
+        self._read: dict[tuple[str, Layer, str], Tensor] = {}  # the floor asks for each tap in every draw
         self.tokens = torch.tensor(dump.attrs["tokens"], dtype=torch.int64)
         prefill, decode = (dump.rows("compounded", phase) for phase in PHASES)
         self.rows = Rows(prompt=len(self.tokens) - len(decode), prefill=prefill, decode=decode)
 
     def judged(self, layer: Layer, name: str) -> Tensor:
         """A row tap at the judged rows, prefill then decode."""
-        return torch.cat([_tensor(self._dump, "compounded", phase, layer, name) for phase in PHASES])
+        return self._get("compounded", layer, name)
 
     def every_row(self, layer: int, name: str) -> Tensor:
         """A tap of :data:`HISTORY_TAPS` at every row or entry of the sequence."""
-        present = [phase for phase in PHASES if self._dump.has(HISTORY, phase, layer, name)]
-        if not present:  # no window of this layer has closed
-            return torch.empty(0, self._config.index_head_dim if name == "index_k" else self._config.head_dim)
-        return torch.cat([_tensor(self._dump, HISTORY, phase, layer, name) for phase in present])
+        return self._get(HISTORY, layer, name)
+
+    def _get(self, mode: str, layer: Layer, name: str) -> Tensor:
+        key = mode, layer, name
+        if key not in self._read:
+            phases = [phase for phase in PHASES if self._dump.has(mode, phase, layer, name)]
+            if phases:
+                self._read[key] = torch.cat(
+                    [_tensor(self._dump, mode, phase, layer, name) for phase in phases]
+                )
+            else:  # no window of this layer has closed
+                size = self._config.index_head_dim if name == "index_k" else self._config.head_dim
+                self._read[key] = torch.empty(0, size)
+        return self._read[key]
 
 
 def _tensor(dump: DumpReader, mode: str, phase: str, layer: Layer, name: str) -> Tensor:
