@@ -238,21 +238,20 @@ class FloorLayer:
         return {"topk": torch.stack(rows)}
 
     def attend(self, env: Env, batch: Batch) -> Written:
-        """Attention row by row, then the inverse rotation."""
+        """Attention, rows with equally many keys together, then the inverse rotation."""
         plan, config = self.plan, self.config
-        outs, lses = [], []
-        for row, position in enumerate(batch.positions.tolist()):
-            keys = self._keys(env, row, position)
+        keys = [self._keys(env, row, position) for row, position in enumerate(batch.positions.tolist())]
+        out = torch.empty(env["q"].shape, dtype=torch.float64)
+        lse = torch.empty(env["q"].shape[:2], dtype=torch.float64)
+        for count in {len(one) for one in keys}:
+            rows = [row for row, one in enumerate(keys) if len(one) == count]
+            stacked = torch.stack([keys[row] for row in rows])  # [r, S, K]
             if plan.kv_read == "gather_bf16":
-                keys = bf16.round(keys)
-            out, lse = self._attend_row(env["q"][row], keys)
-            outs.append(out)
-            lses.append(lse)
-        out = self._bf16(
-            torch.stack(outs), config.sliding_window, when=plan.casts.attn_out == "bf16"
-        ).double()
-        turned = eq.rotate(out, self._angles(batch.positions), sign=-1)
-        return {"attn_out": self._bf16(turned), "lse": self._single(torch.stack(lses))}
+                stacked = bf16.round(stacked)
+            out[rows], lse[rows] = self._attend_rows(env["q"][rows], stacked)
+        stored = self._bf16(out, config.sliding_window, when=plan.casts.attn_out == "bf16").double()
+        turned = eq.rotate(stored, self._angles(batch.positions), sign=-1)
+        return {"attn_out": self._bf16(turned), "lse": self._single(lse)}
 
     def _keys(self, env: Env, row: int, position: int) -> Tensor:
         """Rows that a query at ``position`` attends to: (S, K) FP32."""
@@ -265,20 +264,21 @@ class FloorLayer:
             return torch.cat((near, self.entries[chosen[chosen >= 0]]))
         return torch.cat((near, self.entries[: (position + 1) // ratio]))
 
-    def _attend_row(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def _attend_rows(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """(r, H, K), (r, S, K) FP32 to out (r, H, K) and lse (r, H), FP64."""
         plan, n = self.plan, self.config.nope_head_dim
         q = bf16.round(q)  # what q_b stores, and the reference's value as a kernel would be handed it
-        q_nope = q[:, :n]
+        q_nope = q[..., :n]
         if plan.q_format != "bf16":
             codes, scale = fp8_block.quantise(q_nope, n)
             terms = e4m3.decode(codes)
             if plan.q_format == "fp8x2":
                 terms = terms + e4m3.decode(e4m3.encode(q_nope / scale - terms))
             q_nope = terms * scale
-        q_rope, k_rope = q[:, n:], keys[:, n:]
+        q_rope, k_rope = q[..., n:], keys[..., n:]
         if plan.rope_format == "fp8":
             q_rope, k_rope = fp8_block.round(q_rope, 64), fp8_block.round(k_rope, 64)
-        logits = q_nope.double() @ keys[:, :n].double().T + q_rope.double() @ k_rope.double().T
+        logits = q_nope.double() @ keys[..., :n].double().mT + q_rope.double() @ k_rope.double().mT
         logits = self._single(logits * q.shape[-1] ** -0.5, q.shape[-1]).double()
         top = logits.amax(-1, keepdim=True)
         p = self._single(torch.exp(logits - top))
@@ -286,7 +286,7 @@ class FloorLayer:
         p_rope = bf16.round(p).double()
         p_nope = e4m3.decode(e4m3.encode(p * 256)).double() / 256 if plan.pv_format == "fp8" else p_rope
         values = keys.double()
-        out = torch.cat((p_nope @ values[:, :n], p_rope @ values[:, n:]), dim=-1)
+        out = torch.cat((p_nope @ values[..., :n], p_rope @ values[..., n:]), dim=-1)
         out = out / (total + torch.exp(self.weights.sinks.double()[:, None] - top))
         return out, (top + torch.log(total)).squeeze(-1)
 
