@@ -56,7 +56,8 @@ def walsh(x: Tensor) -> Tensor:
     while bits.any():
         parity ^= bits & 1
         bits >>= 1
-    return x @ ((1 - 2 * parity).double() / math.sqrt(size))
+    # Signs first, the factor last: sums of stored codes are then exact, and what cancels is zero.
+    return (x @ (1 - 2 * parity).double()) / math.sqrt(size)
 
 
 def doubly_stochastic(logits: Tensor, eps: float, iterations: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.matmul.ref import MAX_K, Slices, exact_sum, product, slices
 from kernels.rounding import Round, exact
 
-ROWS = 64  # query rows at once: neighbours share most of their keys
+ROWS = 32  # query rows at once: neighbours share most of their keys
 
 
 @dataclass(frozen=True, kw_only=True)
