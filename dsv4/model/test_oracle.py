@@ -149,7 +149,6 @@ def test_every_tensor_the_model_has_is_compared():
     assert all(taps[layer, name] is not None for layer, name in run.taps)
 
 
-@pytest.mark.skipif(not (NANO / "model.safetensors").exists(), reason="data/nano has no weights yet")
 def test_the_trained_model_is_the_oracles_too():
     config, stored = load_config(NANO), load_file(NANO / "model.safetensors")
     text = (NANO / "heldout.txt").read_bytes()[:171]
