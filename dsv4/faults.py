@@ -13,10 +13,9 @@ from torch import Tensor
 
 from dsv4.model.records import Record
 from dsv4.model.transformer import Layer, Probe, Transformer
+from dsv4.run.forward import Seen
+from dsv4.run.modes import Wrap
 from kernels.matmul.ref import exact_sum
-
-Seen = Callable[[Tensor], Probe]
-Wrap = Callable[[Seen], Seen]
 
 
 @dataclass(frozen=True, kw_only=True)
