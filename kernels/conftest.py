@@ -1,7 +1,11 @@
-"""The machine's cores are shared: every test of an op runs on one thread, but for those that ask for two."""
+"""Kernels run on the GPU where there is one, else under the interpreter; tests share the cores, one thread each."""
 
 import pytest
 import torch
+
+from kernels.interpreter import install
+
+INTERPRETED = install()
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +14,9 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def accelerator() -> str:
+    """Device on which Triton kernels run in this process."""
+    return "cpu" if INTERPRETED else "cuda"

@@ -208,7 +208,9 @@ def test_a_rounding_point_is_a_keyword_that_rounds_nothing_by_default(op):
 def test_refs_need_no_triton_and_know_no_model():
     refs = tuple(f"kernels.{op}.ref" for op in OPS)
     assert offenders(refs, ("triton", "dsv4", "transformers")) == []
-    assert offenders(("kernels.formats", "kernels.rounding"), ("triton", "dsv4", "transformers")) == []
+    formats = offenders(("kernels.formats", "kernels.rounding"), ("triton", "dsv4", "transformers"))
+    assert {found.split(" ->")[0] for found in formats} == {"kernels.formats.device"}  # what kernels share
+    assert offenders(refs, ("kernels.formats.device",)) == []
 
 
 def test_kernels_do_not_import_the_rest():

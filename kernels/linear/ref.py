@@ -12,8 +12,20 @@ from kernels.formats import bf16, fp8_block, nvfp4
 from kernels.matmul.ref import Slices, matmul, product, slices
 from kernels.rounding import Round, exact
 
-WeightFormat = Literal["nvfp4", "fp8", "bf16", "fp32"]
+WeightFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16", "fp32"]
+ActivationFormat = Literal["nvfp4", "fp8", "bf16", "fp32"]
 Gsa = Literal["row", "launch", "undone_by_launch"]
+
+# What a GEMM's input is stored in, by the format of its weight. DeepSeek-V4's own inference code multiplies
+# MXFP4 weights with E4M3 activations of one scale per 128 (deepseek-ai/DeepSeek-V4-Flash, inference/model.py
+# `linear` and kernel.py `fp4_gemm`, read 2026-11), so its FP4 experts read what its FP8 linears read.
+READS: dict[WeightFormat, ActivationFormat] = {
+    "nvfp4": "nvfp4",
+    "mxfp4": "fp8",
+    "fp8": "fp8",
+    "bf16": "bf16",
+    "fp32": "fp32",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +38,17 @@ class Weight:
         What the codes and their block scales stand for, transposed.
     scale : () or (...,) FP64
         Per-tensor (per-expert) scale that the GEMM applies in its epilogue; 1 but for NVFP4.
-    format : how the checkpoint stores it; activations follow it (W4A4, W8A8, BF16).
+    format : how the checkpoint stores it; activations follow it (:data:`READS`).
     """
 
     values: Tensor
     scale: Tensor
     format: WeightFormat
+
+    @property
+    def reads(self) -> ActivationFormat:
+        """Format of the activations that it is multiplied with."""
+        return READS[self.format]
 
     @cached_property
     def slices(self) -> Slices:
@@ -106,11 +123,12 @@ def quantise_activation(
     -------
     Activation
     """
-    if not enabled or weight_format == "fp32":
+    reads = READS[weight_format]
+    if not enabled or reads == "fp32":
         return Activation(values=x)
-    if weight_format == "bf16":
+    if reads == "bf16":
         return Activation(values=bf16.round(x), narrow=True)
-    if weight_format == "fp8":
+    if reads == "fp8":
         return Activation(values=fp8_block.round(x, 128), narrow=True)
     row_gsa = nvfp4.row_gsa(x)
     largest = row_gsa.amax().expand_as(row_gsa) if row_gsa.numel() else row_gsa

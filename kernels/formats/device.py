@@ -1,0 +1,129 @@
+"""The formats inside Triton kernels: the same choices, bit for bit, as the modules beside this one.
+
+All take and give FP32 (or integers) and use no arithmetic on BF16, which the interpreter does not have. Divisions
+are ``div_rn``: Triton's ``/`` is off by up to 2 ulp. A kernel that quantises is launched with
+``enable_fp_fusion=False`` (:data:`EXACT`): a fused multiply-add would skip the rounding of a product.
+"""
+
+import triton
+import triton.language as tl
+
+EXACT = {"enable_fp_fusion": False}  # launch option of every kernel whose codes must equal the ref's
+AMAX_FLOOR = tl.constexpr(1e-4)  # fp8_block and fp8_scaled
+MXFP4_FLOOR = tl.constexpr(6 * 2.0**-126)
+
+
+@triton.jit
+def e4m3(x):
+    """Nearest E4M3 of FP32, ties to even, clamped to +-448; NaN stays: any shape -> float8e4nv."""
+    low = tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(low, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+
+
+@triton.jit
+def e2m1_code(x):
+    """Code 0 to 15 of the nearest E2M1 value, ties to the even mantissa; NaN gives 0: any shape -> int32."""
+    size = tl.abs(x)
+    code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
+    code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
+    code += (size > 5.0).to(tl.int32)
+    negative = (x.to(tl.int32, bitcast=True) >> 28) & 8
+    return code | tl.where(x == x, negative, 0)
+
+
+@triton.jit
+def e2m1_value(code):
+    """FP32 value of codes 0 to 15, int32 of any shape."""
+    # exponent field 0 to 3 and one mantissa bit, read as FP32 of bias 127 instead of 1: off by 2^126, subnormal too
+    bits = ((code & 7) << 22) | ((code & 8) << 28)
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+
+
+@triton.jit
+def power_of_two_scale(amax, LIMIT: tl.constexpr):
+    """Smallest power of two s with LIMIT * s >= amax, from exponent bits: FP32 -> FP32; NaN and Inf give NaN.
+
+    LIMIT is 448 (1.75 * 2^8) or 6 (1.5 * 2^2). ``amax`` is a normal number: both formats have a floor above
+    FP32's subnormals.
+    """
+    bits = amax.to(tl.int32, bitcast=True)
+    over: tl.constexpr = 0x600000 if LIMIT == 448.0 else 0x400000
+    shift: tl.constexpr = 8 if LIMIT == 448.0 else 2
+    byte = (bits >> 23) - shift + ((bits & 0x7FFFFF) > over).to(tl.int32)
+    byte = tl.maximum(byte, 0)
+    scale = tl.where(byte == 0, 0x400000, byte << 23)
+    return tl.where((bits & 0x7F800000) == 0x7F800000, 0x7FC00000, scale).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def ue8m0_byte(scale):
+    """UE8M0 byte of a power of two or NaN (0xff): FP32 -> uint8."""
+    return tl.where(scale == scale, (scale.to(tl.int32, bitcast=True) >> 23) & 0xFF, 0xFF).to(tl.uint8)
+
+
+@triton.jit
+def ue8m0_value(byte):
+    """FP32 value of UE8M0 bytes, uint8."""
+    wide = byte.to(tl.int32)
+    bits = tl.where(wide == 0, 0x400000, wide << 23)
+    return tl.where(wide == 0xFF, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def abs_max(x, axis: tl.constexpr):
+    """Largest magnitude along an axis as the formats take it: NaN if any value is NaN or infinite, FP32."""
+    bits = tl.max(
+        x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis
+    )  # magnitudes order like integers, NaN on top
+    return tl.where(bits >= 0x7F800000, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def floored(amax, FLOOR: tl.constexpr):
+    """The larger of amax and the format's floor; NaN stays: FP32 -> FP32."""
+    return tl.maximum(amax, FLOOR, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def nvfp4_gsa(amax):
+    """Row factor: amax / 2688, rounded once, FP32."""
+    return tl.div_rn(amax, tl.full(amax.shape, 2688.0, tl.float32))
+
+
+@triton.jit
+def nvfp4_block(x, gsa, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Quantise [ROWS, COLS] FP32 under gsa [ROWS]: packed codes uint8 [ROWS, COLS/2], E4M3 scales [ROWS, COLS/16].
+
+    :mod:`kernels.formats.nvfp4`, step by step. The even index of a pair is the low nibble.
+    """
+    groups = tl.reshape(x, (ROWS, COLS // 16, 16))
+    amax = abs_max(groups, 2)  # [ROWS, COLS/16]
+    live = gsa != 0
+    safe = tl.where(live, gsa, 1.0)[:, None]
+    sixth = tl.div_rn(amax, tl.full(amax.shape, 6.0, tl.float32))
+    ideal = tl.where(live[:, None], tl.div_rn(sixth, tl.broadcast_to(safe, amax.shape)), amax * 0.0)
+    scale = e4m3(ideal)
+    step = (scale.to(tl.float32) * gsa[:, None])[:, :, None]
+    zero = step == 0
+    step = tl.broadcast_to(tl.where(zero, 1.0, step), groups.shape)
+    scaled = tl.where(zero, 0.0, tl.div_rn(groups, step))
+    low, high = tl.split(tl.reshape(e2m1_code(scaled), (ROWS, COLS // 2, 2)))
+    return (low | (high << 4)).to(tl.uint8), scale
+
+
+@triton.jit
+def mxfp4_block(x, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Quantise [ROWS, COLS] FP32: packed codes uint8 [ROWS, COLS/2], UE8M0 bytes [ROWS, COLS/32]."""
+    groups = tl.reshape(x, (ROWS, COLS // 32, 32))
+    scale = power_of_two_scale(floored(abs_max(groups, 2), MXFP4_FLOOR), 6.0)
+    scaled = tl.div_rn(groups, tl.broadcast_to(scale[:, :, None], groups.shape))
+    low, high = tl.split(tl.reshape(e2m1_code(scaled), (ROWS, COLS // 2, 2)))
+    return (low | (high << 4)).to(tl.uint8), ue8m0_byte(scale)
+
+
+@triton.jit
+def fp8_scaled(x):
+    """Quantise [ROWS, COLS] FP32 rows: float8e4nv [ROWS, COLS], FP32 scale [ROWS]."""
+    amax = floored(abs_max(x, 1), AMAX_FLOOR)
+    scale = tl.div_rn(amax, tl.full(amax.shape, 448.0, tl.float32))
+    return e4m3(x * tl.div_rn(tl.full(amax.shape, 1.0, tl.float32), scale)[:, None]), scale

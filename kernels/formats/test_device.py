@@ -1,0 +1,120 @@
+"""Formats inside kernels against the formats in torch: bitwise, over every decade, tie and special value."""
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels._check import assert_bitwise, draw
+from kernels.formats import device as fmt
+from kernels.formats import e2m1, e4m3, fp8_block, fp8_scaled, mxfp4, nvfp4, ue8m0
+
+COLS = 128
+
+
+@triton.jit
+def _fp8_block(x_ptr, code_ptr, scale_ptr, GROUP: tl.constexpr, COLS: tl.constexpr):
+    x = tl.load(x_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS))
+    groups = tl.reshape(x, (COLS // GROUP, GROUP))
+    scale = fmt.power_of_two_scale(fmt.floored(fmt.abs_max(groups, 1), fmt.AMAX_FLOOR), 448.0)
+    code = fmt.e4m3(tl.div_rn(groups, tl.broadcast_to(scale[:, None], groups.shape)))
+    tl.store(code_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS), tl.reshape(code, (COLS,)))
+    at = tl.program_id(0) * (COLS // GROUP) + tl.arange(0, COLS // GROUP)
+    tl.store(scale_ptr + at, fmt.ue8m0_value(fmt.ue8m0_byte(scale)))
+
+
+@triton.jit
+def _fp8_scaled(x_ptr, code_ptr, scale_ptr, COLS: tl.constexpr):
+    x = tl.load(x_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
+    code, scale = fmt.fp8_scaled(x)
+    tl.store(code_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :], code)
+    tl.store(scale_ptr + tl.program_id(0) + tl.arange(0, 1), scale)
+
+
+@triton.jit
+def _mxfp4(x_ptr, code_ptr, byte_ptr, COLS: tl.constexpr):
+    x = tl.load(x_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
+    packed, byte = fmt.mxfp4_block(x, 1, COLS)
+    tl.store(code_ptr + tl.program_id(0) * (COLS // 2) + tl.arange(0, COLS // 2)[None, :], packed)
+    tl.store(byte_ptr + tl.program_id(0) * (COLS // 32) + tl.arange(0, COLS // 32)[None, :], byte)
+
+
+@triton.jit
+def _nvfp4(x_ptr, code_ptr, scale_ptr, gsa_ptr, COLS: tl.constexpr):
+    x = tl.load(x_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
+    gsa = fmt.nvfp4_gsa(fmt.abs_max(x, 1))
+    packed, scale = fmt.nvfp4_block(x, gsa, 1, COLS)
+    tl.store(code_ptr + tl.program_id(0) * (COLS // 2) + tl.arange(0, COLS // 2)[None, :], packed)
+    tl.store(scale_ptr + tl.program_id(0) * (COLS // 16) + tl.arange(0, COLS // 16)[None, :], scale)
+    tl.store(gsa_ptr + tl.program_id(0) + tl.arange(0, 1), gsa)
+
+
+@triton.jit
+def _e2m1_values(code_ptr, y_ptr):
+    at = tl.arange(0, 16)
+    tl.store(y_ptr + at, fmt.e2m1_value(tl.load(code_ptr + at).to(tl.int32)))
+
+
+@pytest.fixture
+def rows(accelerator) -> torch.Tensor:
+    """Rows of every decade, with ties, values around powers of two, zeros, tiny, huge, one huge channel, NaN, Inf."""
+    ordinary = draw(40, COLS, seed=5, decades=3)
+    grid = e2m1.decode(torch.arange(16, dtype=torch.uint8))
+    ties = torch.cat((grid, (grid[:7] + grid[1:8]) / 2, torch.zeros(9))).repeat(4)[None]
+    edge = torch.ones(4, COLS) * torch.tensor([448.0, 447.99997, 448.00003, 2.0**-8])[:, None]
+    powers = torch.from_numpy(2.0 ** np.arange(-64, 64, dtype=np.float32))[None]
+    special = torch.zeros(7, COLS)
+    special[1], special[2, 3], special[3] = 1e-30, 1e30, 3e38 * torch.sign(draw(COLS, seed=6))
+    special[4, 5], special[5, 100], special[6] = float("nan"), float("-inf"), -0.0
+    one_ulp = torch.nextafter(powers, torch.tensor(float("inf")))
+    tiny = draw(3, COLS, seed=7) * 1e-40
+    return torch.cat((ordinary, ties, 6 * ties, edge, powers, one_ulp, special, tiny)).to(accelerator)
+
+
+def empty(rows: torch.Tensor, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """(rows, cols) bytes that no kernel wrote."""
+    count = rows.shape[0] * cols * dtype.itemsize
+    return torch.full((count,), 0xAA, dtype=torch.uint8, device=rows.device).view(dtype).view(-1, cols)
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_fp8_block(rows, group):
+    code, scale = empty(rows, COLS, torch.float8_e4m3fn), empty(rows, COLS // group, torch.float32)
+    _fp8_block[(len(rows),)](rows, code, scale, GROUP=group, COLS=COLS, **fmt.EXACT)
+    wanted = fp8_block.quantise(rows, group)
+    assert_bitwise(e4m3.decode(code.view(torch.uint8)).cpu(), e4m3.decode(wanted[0]).cpu())
+    assert_bitwise(scale.cpu(), wanted[1].cpu())
+
+
+def test_fp8_scaled(rows):
+    code, scale = empty(rows, COLS, torch.float8_e4m3fn), empty(rows, 1, torch.float32)
+    _fp8_scaled[(len(rows),)](rows, code, scale, COLS=COLS, **fmt.EXACT)
+    wanted = fp8_scaled.quantise(rows)
+    assert_bitwise(e4m3.decode(code.view(torch.uint8)).cpu(), e4m3.decode(wanted[0]).cpu())
+    assert_bitwise(scale.cpu(), wanted[1].cpu())
+
+
+def test_mxfp4(rows):
+    code, byte = empty(rows, COLS // 2, torch.uint8), empty(rows, COLS // 32, torch.uint8)
+    _mxfp4[(len(rows),)](rows, code, byte, COLS=COLS, **fmt.EXACT)
+    wanted = mxfp4.quantise(rows)
+    assert_bitwise(code.cpu(), e2m1.pack(wanted[0]).cpu())
+    assert_bitwise(byte.cpu(), ue8m0.encode(wanted[1]).cpu())
+
+
+def test_nvfp4(rows):
+    code, scale = empty(rows, COLS // 2, torch.uint8), empty(rows, COLS // 16, torch.float8_e4m3fn)
+    gsa = empty(rows, 1, torch.float32)
+    _nvfp4[(len(rows),)](rows, code, scale, gsa, COLS=COLS, **fmt.EXACT)
+    wanted = nvfp4.quantise(rows)
+    assert_bitwise(gsa.cpu(), wanted[2].cpu())
+    assert_bitwise(e4m3.decode(scale.view(torch.uint8)).cpu(), e4m3.decode(wanted[1]).cpu())
+    assert_bitwise(code.cpu(), e2m1.pack(wanted[0]).cpu())
+
+
+def test_e2m1_values(accelerator):
+    codes = torch.arange(16, dtype=torch.uint8)
+    y = torch.empty(16, device=accelerator)
+    _e2m1_values[(1,)](codes.to(accelerator), y)
+    assert_bitwise(y.cpu(), e2m1.decode(codes))

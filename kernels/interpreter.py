@@ -1,0 +1,71 @@
+"""Triton's interpreter with the number formats of the hardware: see :func:`install`.
+
+The interpreter of Triton 3.6 truncates FP32 to BF16, loses the carry from FP32 to FP8, and multiplies BF16 bit
+patterns as integers in a dot. Here its conversions are ml_dtypes casts, saturating as ``cvt.rn.satfinite`` does,
+and dots widen BF16 first. What it still cannot do: arithmetic on BF16 values other than casts and dots (widen to
+FP32 first), and inline assembly.
+"""
+
+import os
+
+import torch
+
+WANTED = "TRITON_INTERPRET"
+
+
+def install() -> bool:
+    """Interpret kernels where no GPU can run them, with exact conversions; before any kernel is imported.
+
+    Returns
+    -------
+    bool
+        Whether kernels are interpreted in this process.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault(WANTED, "1")
+    if os.environ.get(WANTED) != "1":
+        return False
+    _replace_conversions()
+    return True
+
+
+def _replace_conversions() -> None:
+    import ml_dtypes
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    dtypes = {
+        tl.float8e4nv: (ml_dtypes.float8_e4m3fn, 448.0),
+        tl.float8e5: (ml_dtypes.float8_e5m2, 57344.0),
+        tl.bfloat16: (ml_dtypes.bfloat16, None),
+        tl.float16: (np.float16, None),
+        tl.float32: (np.float32, None),
+        tl.float64: (np.float64, None),
+    }
+
+    def convert(values, source, target, _rounding):  # noqa: ANN001, ANN202 - the interpreter's own signature
+        stored, _ = dtypes[source.scalar]
+        wanted, largest = dtypes[target.scalar]
+        wide = (
+            np.ascontiguousarray(values)
+            .view(stored)
+            .astype(np.float64 if stored == np.float64 else np.float32)
+        )
+        if largest is not None:
+            wide = np.clip(wide, -largest, largest)  # NaN passes
+        narrow = wide.astype(wanted)
+        return narrow.view(f"u{narrow.dtype.itemsize}")
+
+    def dot(self, a, b, d, _precision, _imprecise):  # noqa: ANN001, ANN202 - the interpreter's own signature
+        left, right = (
+            convert(x.data, x.dtype, tl.float32, None).view(np.float32)
+            if x.dtype.scalar in (tl.bfloat16, tl.float8e4nv, tl.float8e5)
+            else x.data
+            for x in (a, b)
+        )
+        product = np.matmul(left, right, dtype=d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    interpreter._convert_float = convert
+    interpreter.InterpreterBuilder.create_dot = dot

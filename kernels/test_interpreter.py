@@ -1,0 +1,70 @@
+"""The interpreter converts as the hardware does; on a GPU the same kernels prove the hardware."""
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels._check import assert_bitwise, assert_differs, draw
+from kernels.formats import bf16, e4m3
+
+NARROW = pytest.mark.parametrize(
+    ("dtype", "rounded"),
+    [
+        pytest.param(torch.bfloat16, bf16.round, id="bf16"),
+        pytest.param(torch.float8_e4m3fn, lambda x: e4m3.decode(e4m3.encode(x)), id="e4m3"),
+    ],
+)
+
+
+@triton.jit
+def _store_narrow(x_ptr, y_ptr, z_ptr, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(x_ptr + at, at < size).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + at, y, at < size)
+    tl.store(z_ptr + at, y.to(tl.float32), at < size)
+
+
+@triton.jit
+def _product(a_ptr, b_ptr, y_ptr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    tl.store(y_ptr + at, tl.dot(tl.load(a_ptr + at), tl.load(b_ptr + at)))
+
+
+def edges(dtype: torch.dtype) -> torch.Tensor:
+    """Every finite code of the type, every midpoint, and one FP32 ulp to both sides of each."""
+    count = 1 << (8 * dtype.itemsize)
+    codes = torch.arange(count, dtype=torch.int32).to(torch.uint8 if count == 256 else torch.uint16)
+    values = codes.view(dtype).double()
+    values = values[values.isfinite()].unique()
+    points = torch.cat((values, (values[1:] + values[:-1]) / 2)).float().numpy()
+    around = [points, np.nextafter(points, np.float32(np.inf)), np.nextafter(points, np.float32(-np.inf))]
+    special = np.array([0.0, -0.0, 1e-45, 500.0, 1e30, -1e30, np.inf, -np.inf, np.nan], np.float32)
+    return torch.from_numpy(np.concatenate([*around, special]))
+
+
+@NARROW
+def test_stores_round_to_nearest_even_and_saturate(dtype, rounded, accelerator):
+    x = torch.cat((edges(dtype), draw(5000, seed=1, decades=6)))
+    y = torch.empty(len(x), dtype=dtype, device=accelerator)
+    back = torch.empty(len(x), device=accelerator)
+    _store_narrow[(triton.cdiv(len(x), 4096),)](x.to(accelerator), y, back, len(x), BLOCK=4096)
+    assert_bitwise(y.float().cpu(), rounded(x))
+    assert_bitwise(back.cpu(), rounded(x))
+
+
+@NARROW
+def test_a_dot_multiplies_values(dtype, rounded, accelerator):
+    a, b = (draw(32, 32, seed=seed).to(dtype).to(accelerator) for seed in (2, 3))
+    y = torch.empty(32, 32, device=accelerator)
+    _product[(1,)](a, b, y, SIZE=32)
+    exact = a.double() @ b.double()
+    magnitude = a.double().abs() @ b.double().abs()
+    assert ((y.double() - exact).abs() <= 2.0**-13 * magnitude).all()  # Hopper sums FP8 in about 14 bits
+
+
+def test_truncation_would_be_seen():
+    x = edges(torch.bfloat16)
+    cut = (x.view(torch.int32) & -65536).view(torch.float32)
+    assert_differs(cut, bf16.round(x))
