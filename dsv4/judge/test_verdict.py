@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dsv4.judge.compare import Stack, scale_columns
 from dsv4.judge.conftest import bf16
+from dsv4.judge.parts import Stack, scale_columns
 from dsv4.judge.verdict import Draws, codes, judge
 from dsv4.taps import BY_NAME
 

@@ -24,7 +24,7 @@ layer and over the tap:
   most.
 
 A code or a scale that sits on a tie inside the stage flips in some runs and may do so in none of
-the draws; it changes one row. So both leave out the worst rows (compare.TRIM), and the worst row
+the draws; it changes one row. So both leave out the worst rows (parts.TRIM), and the worst row
 itself is tested apart: it may be off by one step of the coarsest code on its path.
 
 Both also by *rank*, since rare large events hide a small shift of every tensor from a sum: a
@@ -88,7 +88,7 @@ def judge(rows: pd.DataFrame, draws: Draws, plan: Mapping[str, str], *, variants
 
     Parameters
     ----------
-    rows : part "all" of the comparison with the floor, with compare.SCALE; one row a tensor.
+    rows : part "all" of the comparison with the floor, with parts.SCALE; one row a tensor.
     draws : in the order of ``rows``.
     plan : flattened plan of the variant.
     variants : number of variants in the audit, for the family-wise rate.
