@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dsv4.floor import equations as eq
 from dsv4.floor.dither import Dither
-from dsv4.floor.storage import Stored, quantised_input, store_index_key, store_kv
+from dsv4.floor.storage import Stored, quantised_input, quantiser, store_index_key, store_kv
 from dsv4.model.cache import Batch
 from dsv4.model.config import ModelConfig
 from dsv4.model.memory import Closed
@@ -113,6 +113,12 @@ class FloorLayer:
         # The dither of the norm before it acts here too: its FP32 result is what the quantiser reads.
         return quantised_input(self._single(x.double(), x.shape[-1]), weight.format, norm_quant)
 
+    def _second(self, env: Env, name: str, first: Weight, weight: Weight) -> Tensor:
+        """What the second reader of a block's input multiplies: FP64, quantised again for another format."""
+        if quantiser(first.format) == quantiser(weight.format):
+            return env[f"{name}_q"].exact
+        return self._quantise(env[name], weight, self.plan.norm_quant).exact
+
     def attn_quant(self, env: Env, batch: Batch) -> Written:
         """Codes that q_a and kv read."""
         return {"attn_in_q": self._quantise(env["attn_in"], self.weights.q_a, self.plan.norm_quant)}
@@ -142,7 +148,8 @@ class FloorLayer:
     def kv(self, env: Env, batch: Batch) -> Written:
         """The one KV vector, before it is stored."""
         unfused = self.plan.kv_norm == "unfused"
-        kv = self._gemm(env["attn_in_q"].exact, self.weights.kv).double()
+        x = self._second(env, "attn_in", self.weights.q_a, self.weights.kv)
+        kv = self._gemm(x, self.weights.kv).double()
         kv = eq.norm(kv, self.weights.kv_norm, self.config.rms_norm_eps)
         kv = self._bf16(kv, kv.shape[-1], when=unfused).double()
         return {"kv": self._bf16(eq.rotate(kv, self._angles(batch.positions)), 1, when=unfused)}
@@ -366,7 +373,7 @@ class FloorLayer:
         """The shared expert."""
         w = self.weights
         y = self._ffn(
-            env["moe_in_q"].exact,
+            self._second(env, "moe_in", w.experts_gate_up, w.shared_gate),
             matrix(w.shared_gate),
             matrix(w.shared_up),
             w.shared_down,

@@ -22,17 +22,23 @@ class Stored:
         return self.exact.float()
 
 
+def quantiser(weight_format: str) -> str:
+    """Which of four ways a GEMM's input is stored; MXFP4 weights meet the E4M3 activations of FP8 ones."""
+    return "fp8" if weight_format == "mxfp4" else weight_format
+
+
 def quantised_input(x: Tensor, weight_format: str, norm_quant: str = "fused") -> Stored:
     """Store (T, K) FP32 in the format of the weight that reads it.
 
     ``norm_quant`` is the plan's: with ``fused_launch_gsa`` one gsa, the largest, makes all rows;
     with ``fused_scalar_gsa`` each row is made with its own and read back with the largest.
     """
-    if weight_format == "bf16":
+    way = quantiser(weight_format)
+    if way == "bf16":
         return Stored(bf16.round(x).double())
-    if weight_format == "fp8":
+    if way == "fp8":
         return Stored(fp8_block.round(x, 128).double())
-    if weight_format == "fp32":
+    if way == "fp32":
         return Stored(x.double())
     gsa = nvfp4.row_gsa(x)
     top = torch.full_like(gsa, float(gsa.max())) if gsa.numel() else gsa

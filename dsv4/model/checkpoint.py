@@ -19,20 +19,21 @@ from dsv4.model.weights import (
     LayerWeights,
     ModelWeights,
 )
-from kernels.formats import e2m1, fp8_block, nvfp4
+from kernels.formats import e2m1, fp8_block, mxfp4, nvfp4, ue8m0
 from kernels.linear.ref import Weight, WeightFormat, plain_weight
 
 BLOCK = 16  # values a scale in NVFP4
+MX_BLOCK = 32  # values a scale in MXFP4
 SQUARE = 128  # rows and columns a scale in an FP8 weight
 FORMATS: dict[torch.dtype, WeightFormat] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+PACKED: dict[torch.dtype, WeightFormat] = {  # matrices that are stored as codes, told by their dtype
+    torch.uint8: "nvfp4",
+    torch.int8: "mxfp4",
+    torch.float8_e4m3fn: "fp8",
+}
 INTEGERS = (torch.int64, torch.int32)
-SAME_INPUT = (  # one quantised activation feeds both
-    ("self_attn.q_a_proj.weight", "self_attn.kv_proj.weight"),
-    ("mlp.experts.gate_up_proj", "mlp.shared_experts.gate_proj.weight"),
-    ("mlp.experts.gate_up_proj", "mlp.shared_experts.up_proj.weight"),
-)
 FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
-CONVERT = "convert the checkpoint to a format of DSV4 (NVFP4, FP8 in blocks, BF16, FP32)"
+CONVERT = "convert the checkpoint to a format of DSV4 (NVFP4, MXFP4, FP8 in blocks, BF16, FP32)"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Checkpoint:
     ----------
     folder : where it lies.
     config, weights : what the model needs.
-    formats : tensor name -> ``nvfp4``, ``fp8``, ``bf16``, ``fp32`` or ``int``.
+    formats : tensor name -> ``nvfp4``, ``mxfp4``, ``fp8``, ``bf16``, ``fp32`` or ``int``.
     """
 
     folder: Path
@@ -104,28 +105,23 @@ class Tensors:
 
     def matrix(self, name: str) -> Weight:
         """A linear layer's (or a stack of experts') matrix in the format that it is stored in."""
-        dtype = self._take(name).dtype
-        if dtype == torch.uint8:
-            self.formats[name] = "nvfp4"
-            return self._nvfp4(name)
-        if dtype == torch.float8_e4m3fn:
-            self.formats[name] = "fp8"
-            return self._fp8(name)
+        packed = PACKED.get(self._take(name).dtype)
+        if packed is not None:
+            self.formats[name] = packed
+            return {"nvfp4": self._nvfp4, "mxfp4": self._mxfp4, "fp8": self._fp8}[packed](name)
         tensor = self._checked(name)
         return plain_weight(tensor, FORMATS[tensor.dtype])
 
-    def check_shared_inputs(self) -> None:
-        """Refuse a layer whose matrices read one quantised input but are stored in different formats."""
-        for first, second in SAME_INPUT:
-            for name in [name for name in self.formats if name.endswith(first)]:
-                other = name.removesuffix(first) + second
-                if self.formats[name] != self.formats[other]:
-                    self._refuse(
-                        name,
-                        f"is stored as {self.formats[name]} and {other} as {self.formats[other]}, but one "
-                        "quantised input feeds both",
-                        "store both in one format",
-                    )
+    def check_one_gemm(self) -> None:
+        """Refuse a shared expert whose gate and up read different formats: one GEMM computes both."""
+        for gate in [name for name in self.formats if name.endswith("shared_experts.gate_proj.weight")]:
+            up = gate.replace("gate_proj", "up_proj")
+            if self.formats[gate] != self.formats[up]:
+                self._refuse(
+                    gate,
+                    f"is stored as {self.formats[gate]} and {up} as {self.formats[up]}, but one GEMM computes both",
+                    "store both in one format",
+                )
 
     def _nvfp4(self, name: str) -> Weight:
         shape, packed = self.shapes[name], self._take(name)
@@ -142,15 +138,36 @@ class Tensors:
             values=values.double().transpose(-1, -2).contiguous(), scale=scale_2.double(), format="nvfp4"
         )
 
+    def _mxfp4(self, name: str) -> Weight:
+        shape, packed = self.shapes[name], self._take(name)
+        self._expect(name, packed, (*shape[:-1], shape[-1] // 2))
+        scale = self._scale_inv(name, (*shape[:-1], shape[-1] // MX_BLOCK), dtypes=(torch.float8_e8m0fnu,))
+        values = mxfp4.dequantise(e2m1.unpack(packed.view(torch.uint8)), scale, MX_BLOCK)
+        self._finite(name, values)
+        return plain_weight(values, "mxfp4")
+
     def _fp8(self, name: str) -> Weight:
-        shape, codes, scale = self.shapes[name], self._take(name), self._take(f"{name}_scale_inv")
-        self._stored_as(f"{name}_scale_inv", scale, tuple(FORMATS))
+        shape, codes = self.shapes[name], self._take(name)
         self._expect(name, codes, shape)
-        self._expect(f"{name}_scale_inv", scale, (*shape[:-2], *(-(-size // SQUARE) for size in shape[-2:])))
-        self._finite(f"{name}_scale_inv", scale)
-        values = fp8_block.dequantise_weight(codes.view(torch.uint8), scale.float(), SQUARE)
+        scale = self._scale_inv(
+            name,
+            (*shape[:-2], *(-(-size // SQUARE) for size in shape[-2:])),
+            dtypes=(torch.float8_e8m0fnu, *FORMATS),
+        )
+        values = fp8_block.dequantise_weight(codes.view(torch.uint8), scale, SQUARE)
         self._finite(name, values)
         return plain_weight(values, "fp8")
+
+    def _scale_inv(self, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Tensor:
+        """Scales of a matrix, which multiply its codes despite their name: FP32, from UE8M0 bytes or floats."""
+        name = f"{name}_scale_inv"
+        stored = self._take(name)
+        self._stored_as(name, stored, dtypes)
+        self._expect(name, stored, shape)
+        exponents = stored.dtype == torch.float8_e8m0fnu
+        scale = ue8m0.decode(stored.view(torch.uint8)) if exponents else stored.float()
+        self._finite(name, scale)
+        return scale
 
     def _checked(self, name: str) -> Tensor:
         tensor = self._take(name)
@@ -225,7 +242,7 @@ def build(config: ModelConfig, tensors: Tensors) -> ModelWeights:
         norm=tensors.vector("model.norm.weight"),
         lm_head=plain_weight(tensors.vector("lm_head.weight"), "fp32"),
     )
-    tensors.check_shared_inputs()
+    tensors.check_one_gemm()
     return weights
 
 

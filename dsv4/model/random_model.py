@@ -4,6 +4,7 @@ The values are made to exercise what zeros and ones would hide: distinct sinks, 
 an asymmetric comb, activations beyond the clamp.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from dsv4.model.checkpoint import Tensors, build
 from dsv4.model.config import ModelConfig, parse_config
 from dsv4.model.names import expected_shapes
 from dsv4.model.weights import ModelWeights
-from kernels.formats import e2m1, nvfp4
+from kernels.formats import e2m1, fp8_block, mxfp4, nvfp4, ue8m0
+from kernels.linear.ref import WeightFormat
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -53,22 +55,52 @@ def small_config(**changes: Any) -> ModelConfig:
     return parse_config(SMALL | changes)
 
 
-def random_tensors(config: ModelConfig, seed: int, *, quantise: bool = True) -> dict[str, Tensor]:
-    """Stored tensors of a random checkpoint: NVFP4 linears and experts (or FP32), the rest FP32."""
+def random_tensors(
+    config: ModelConfig,
+    seed: int,
+    *,
+    quantise: bool = True,
+    formats: Mapping[str, WeightFormat] | None = None,
+) -> dict[str, Tensor]:
+    """Stored tensors of a random checkpoint: NVFP4 linears and experts (or FP32), the rest FP32.
+
+    ``formats`` stores matrices whose name holds a key in another format; the last key that fits counts.
+    """
     generator = torch.Generator().manual_seed(seed)
     stored: dict[str, Tensor] = {}
     for name, shape in expected_shapes(config).items():
         value = _draw(name, shape, config, generator)
         if quantise and any(part in name for part in QUANTISED) and "indexer" not in name:
-            stored |= _nvfp4(name, value)
+            fits: list[WeightFormat] = [kind for part, kind in (formats or {}).items() if part in name]
+            stored |= stored_as(name, value, fits[-1] if fits else "nvfp4")
         else:
             stored[name] = value
     return stored
 
 
-def random_weights(config: ModelConfig, seed: int, *, quantise: bool = True) -> ModelWeights:
+def random_weights(
+    config: ModelConfig,
+    seed: int,
+    *,
+    quantise: bool = True,
+    formats: Mapping[str, WeightFormat] | None = None,
+) -> ModelWeights:
     """Weights of :func:`random_tensors`, through the checkpoint's own path."""
-    return build(config, Tensors(random_tensors(config, seed, quantise=quantise), config))
+    return build(config, Tensors(random_tensors(config, seed, quantise=quantise, formats=formats), config))
+
+
+def stored_as(name: str, value: Tensor, weight_format: WeightFormat) -> dict[str, Tensor]:
+    """One matrix (..., N, K) as a checkpoint stores it: its codes or values, and its scales."""
+    if weight_format == "nvfp4":
+        return _nvfp4(name, value)
+    if weight_format == "mxfp4":
+        codes, scale = mxfp4.quantise(value)
+        exponents = ue8m0.encode(scale).view(torch.float8_e8m0fnu)
+        return {name: e2m1.pack(codes).view(torch.int8), f"{name}_scale_inv": exponents}
+    if weight_format == "fp8":
+        codes, scale = fp8_block.quantise_weight(value)
+        return {name: codes.view(torch.float8_e4m3fn), f"{name}_scale_inv": scale}
+    return {name: value.to({"bf16": torch.bfloat16, "fp32": torch.float32}[weight_format])}
 
 
 def _draw(name: str, shape: tuple[int, ...], config: ModelConfig, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ from dsv4.model.numerics import Numerics
 from dsv4.model.ops import Ops
 from dsv4.model.weights import HyperWeights, LayerWeights, ModelWeights
 from dsv4.taps import BY_NAME, STAGES
-from kernels.linear.ref import Activation
+from kernels.linear.ref import Activation, Weight
 from kernels.rope.ref import cos_sin, inverse_frequencies
 
 Env = Mapping[str, Any]
@@ -116,9 +116,14 @@ class LayerStages:
         normed = self.ops.rmsnorm(x, norm, eps=config.rms_norm_eps, out=num.norm)
         return {f"{site}_pre": pre, f"{site}_post": post, f"{site}_comb": comb, f"{site}_in": normed}
 
-    def _quantise(self, x: Tensor, weight: Any, gsa: str | None = None) -> Activation:
+    def _quantise(self, x: Tensor, weight: Weight, gsa: str | None = None) -> Activation:
         num = self.numerics
         return self.ops.quantise_activation(x, weight.format, gsa=gsa or num.gsa, enabled=num.activations)
+
+    def _read_also(self, env: Env, name: str, first: Weight, weight: Weight) -> Activation:
+        """Input ``name`` as its second reader takes it: the first's codes, or its own where the formats differ."""
+        same = weight.reads == first.reads
+        return env[f"{name}_q"] if same else self._quantise(env[name], weight)
 
     def _q_a(self, env: Env, batch: Batch) -> Written:
         qr = self.ops.linear(env["attn_in_q"], self.weights.q_a, out=self.numerics.gemm)
@@ -138,7 +143,8 @@ class LayerStages:
 
     def _kv(self, env: Env, batch: Batch) -> Written:
         num = self.numerics
-        kv = self.ops.linear(env["attn_in_q"], self.weights.kv, out=num.gemm)
+        x = self._read_also(env, "attn_in", self.weights.q_a, self.weights.kv)
+        kv = self.ops.linear(x, self.weights.kv, out=num.gemm)
         kv = self.ops.rmsnorm(kv, self.weights.kv_norm, eps=self.config.rms_norm_eps, out=num.kv_norm)
         return {"kv": self.ops.rope(kv, *self.cos_sin(batch.positions), out=num.kv_rope)}
 
@@ -203,7 +209,7 @@ class LayerStages:
 
     def _shared(self, env: Env, batch: Batch) -> Written:
         shared = self.ops.dense_ffn(
-            env["moe_in_q"],
+            self._read_also(env, "moe_in", self.weights.experts_gate_up, self.weights.shared_gate),
             self.weights.shared_gate,
             self.weights.shared_up,
             self.weights.shared_down,

@@ -27,7 +27,7 @@ from kernels.linear.ref import Weight, plain_weight, quantise_activation
 
 E, D, F, K = 5, 128, 128, 2
 LIMIT = 1.0
-FORMATS = ("nvfp4", "fp8", "bf16", "fp32")
+FORMATS = ("nvfp4", "mxfp4", "fp8", "bf16", "fp32")
 
 
 def stack(weight_format, n, k, seed):
@@ -73,9 +73,12 @@ def gemm(values, row_scale, weight, expert):
 def store_as(x, weight_format):
     if weight_format == "nvfp4":
         return to_nvfp4(x)
-    return {"fp8": lambda: to_fp8(x, 128), "bf16": lambda: to_bf16(x), "fp32": lambda: x}[
-        weight_format
-    ](), None
+    return {
+        "fp8": lambda: to_fp8(x, 128),
+        "mxfp4": lambda: to_fp8(x, 128),
+        "bf16": lambda: to_bf16(x),
+        "fp32": lambda: x,
+    }[weight_format](), None
 
 
 def one_expert(x, gate_up, down, expert, points, fault=""):

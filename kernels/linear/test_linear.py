@@ -20,12 +20,20 @@ from kernels._check import (
     to_fp8,
     to_nvfp4,
 )
-from kernels.formats import bf16, fp8_block, nvfp4
-from kernels.linear.ref import Activation, Weight, grouped_linear, linear, plain_weight, quantise_activation
+from kernels.formats import bf16, fp8_block, mxfp4, nvfp4
+from kernels.linear.ref import (
+    READS,
+    Activation,
+    Weight,
+    grouped_linear,
+    linear,
+    plain_weight,
+    quantise_activation,
+)
 from kernels.matmul.ref import MAX_K
 
 K, N = 256, 19
-FORMATS = ("nvfp4", "fp8", "bf16", "fp32")
+FORMATS = ("nvfp4", "mxfp4", "fp8", "bf16", "fp32")
 
 
 def weight_of(weight_format, *, k=K, n=N, seed=0):
@@ -38,6 +46,8 @@ def weight_of(weight_format, *, k=K, n=N, seed=0):
         return Weight(values=values, scale=tensor_gsa.double(), format="nvfp4")
     if weight_format == "fp8":
         matrix = fp8_block.dequantise_weight(*fp8_block.quantise_weight(matrix))
+    elif weight_format == "mxfp4":
+        matrix = mxfp4.round(matrix)
     elif weight_format == "bf16":
         matrix = bf16.round(matrix)
     return plain_weight(matrix, weight_format)
@@ -56,9 +66,12 @@ def stored(x, weight_format):
     x = x.numpy()
     if weight_format == "nvfp4":
         return to_nvfp4(x)
-    return {"fp8": lambda: to_fp8(x, 128), "bf16": lambda: to_bf16(x), "fp32": lambda: x}[
-        weight_format
-    ](), None
+    return {
+        "fp8": lambda: to_fp8(x, 128),
+        "mxfp4": lambda: to_fp8(x, 128),
+        "bf16": lambda: to_bf16(x),
+        "fp32": lambda: x,
+    }[weight_format](), None
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -263,7 +276,7 @@ def test_grouped_linear_is_one_linear_a_group(T, weight_format, scales):
         format=weight_format,
     )
     x = draw(T, G * 64, seed=11, decades=1)
-    rows = quantise_activation(x, "bf16" if weight_format == "fp8" else weight_format)
+    rows = quantise_activation(x, "bf16" if READS[weight_format] == "fp8" else weight_format)
     got = grouped_linear(rows, weight)
     assert got.shape == (T, G * GROUP_N)
     for g in range(G):
