@@ -29,14 +29,20 @@ SCHEMA = 1
 Confirm = Callable[[Finding], tuple[dict[str, Any] | None, str]]
 
 
-def blocker(results: Path, config: Config, variant: Variant) -> tuple[str, str] | None:
-    """Nearest spine ancestor and its state, if that is not pass; a blocked one names its own blocker."""
-    for ancestor in reversed(config.ladder.lineage(variant.id)[:-1]):
-        if ancestor.spine:
-            verdict = read_verdict(results, ancestor.id)
-            state = verdict["status"] if verdict else State.NOT_RUN
-            return None if state == State.PASS else (ancestor.id, state)
-    return None
+def blocker(results: Path, config: Config, variant: Variant) -> tuple[str, State] | None:
+    """What a rung waits for: the lowest spine rung below it that did not hold, else the nearest not run.
+
+    A rung above a failure, however far, thus names the failure and not its neighbour that was blocked by it.
+    """
+    unmet: list[tuple[str, State]] = []
+    for rung in reversed([rung for rung in config.ladder.lineage(variant.id)[:-1] if rung.spine]):
+        verdict = read_verdict(results, rung.id)
+        state = State(verdict["status"]) if verdict else State.NOT_RUN
+        if state == State.PASS:  # so did all below it
+            break
+        unmet.append((rung.id, state))
+    stopped = [(name, state) for name, state in unmet if state not in (State.NOT_RUN, State.BLOCKED)]
+    return stopped[-1] if stopped else unmet[0] if unmet else None
 
 
 def read_verdict(results: Path, name: str) -> dict[str, Any] | None:

@@ -120,6 +120,23 @@ class TestCollect:
         assert states["P5"]["status"] == "blocked"
         assert states["P5"]["reasons"] == ["blocked: it stands on P4, which is fail"]
 
+    @pytest.mark.parametrize("state", ["fail", "cannot_measure"])
+    def test_every_rung_above_it_names_the_rung_that_did_not_hold(self, judged, state):
+        write_json(judged.results / "gates" / "P4.json", {"id": "P4", "status": state, "spine": True})
+        blocked = {"id": "B0", "status": "blocked", "spine": True}  # of an earlier run
+        write_json(judged.results / "gates" / "B0.json", blocked)
+        ladder = judged.config.ladder
+        above = [rung for rung in ladder if rung.id != "P4" and ladder["P4"] in ladder.lineage(rung.id)]
+        found = {verdict["id"]: verdict for verdict in collect(judged.results, judged.config)["variants"]}
+        assert len([rung for rung in above if rung.spine]) > 5
+        for rung in above:
+            if rung.spine and rung.id != "B0":
+                assert found[rung.id]["status"] == "blocked", rung.id
+                assert found[rung.id]["reasons"] == [
+                    f"blocked: it stands on P4, which is {state.replace('_', ' ')}"
+                ]
+        assert found["KV_nvfp4"]["status"] == "blocked"  # a leaf too
+
     def test_a_small_residual_needs_no_fp32(self, judged):
         small = {"exercised": {"residual_absmax": [80.0, 90.0]}}
         judged.variant("B0_unfused", **small).measured("B0_unfused")
