@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from dsv4.config import Config, load
-from dsv4.judge.claims import Evidence, judge_claims
+from dsv4.judge.claims import judge_claims
+from dsv4.judge.evidence import Evidence
 from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict, write_json
 from dsv4.judge.measure import arguments
 from dsv4.ladder import State, Variant

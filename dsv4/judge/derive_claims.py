@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dsv4.judge.claims import OPS_FILE
+from dsv4.judge.evidence import OPS_FILE
 from kernels.formats import bf16, fp8_block, nvfp4
 
 SEED = 9

@@ -5,12 +5,13 @@ import pytest
 import yaml
 
 from dsv4.judge import collect as collect_module
-from dsv4.judge.claims import CHECKS, FILE, Evidence, judge_claims
+from dsv4.judge.claims import CHECKS, FILE, judge_claims
 from dsv4.judge.claims_by_field import CLAIMS, NEEDS, WORDS, claimed
 from dsv4.judge.collect import collect
 from dsv4.judge.collect import main as collect_main
 from dsv4.judge.enforce import culprits
 from dsv4.judge.enforce import main as enforce_main
+from dsv4.judge.evidence import Evidence
 from dsv4.judge.gate import gate, write_json
 from dsv4.judge.launches import (
     Sizes,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dsv4.judge import derive_claims, derive_limits
-from dsv4.judge.claims import OPS_FILE
+from dsv4.judge.evidence import OPS_FILE
 from dsv4.judge.limits import FILE, LimitError, derived, limits, tightened
 from dsv4.plan import Plan, choices, flatten
 from dsv4.taps import BY_NAME

@@ -1,0 +1,63 @@
+"""What an audit has to measure the plan's claims with."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from dsv4.config import Config, model_config
+from dsv4.judge.launches import Sizes
+from dsv4.judge.measure import Notes, read
+from dsv4.plan import flatten
+
+OPS_FILE = Path(__file__).with_name("claims_ops.json")
+Finding = tuple[
+    bool | None, str
+]  # whether a claim holds (None: not measured), and what was measured or why not
+
+
+@dataclass
+class Evidence:
+    """What an audit has to measure claims with; files are read when a check asks.
+
+    Attributes
+    ----------
+    results : folder of the run.
+    config : its configuration.
+    device : where it ran.
+    """
+
+    results: Path
+    config: Config
+    device: str
+    _tables: dict[str, tuple[pd.DataFrame, Notes] | None] = field(default_factory=dict)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Sizes of the audited model."""
+        return Sizes.of(model_config(self.config.checkpoint))
+
+    @cached_property
+    def ops(self) -> Mapping[str, float]:
+        """Numbers of single ops, from ``derive_claims``."""
+        return json.loads(OPS_FILE.read_text())["values"]
+
+    def plan(self, name: str) -> dict[str, str]:
+        """Flattened plan of a rung."""
+        return flatten(self.config.ladder[name].plan)
+
+    def table(self, name: str) -> tuple[pd.DataFrame, Notes] | None:
+        """Measurements of a rung, or None if it was not measured."""
+        if name not in self._tables:
+            path = self.results / "metrics" / f"{name}.parquet"
+            self._tables[name] = read(path) if name in self.config.ladder and path.exists() else None
+        return self._tables[name]
+
+
+def needs_rungs(evidence: Evidence, *names: str) -> str:
+    """Why a check cannot be made: rungs without measurements; or ""."""
+    missing = [name for name in names if evidence.table(name) is None]
+    return f"not measured in this run: {', '.join(missing)}" if missing else ""
