@@ -43,20 +43,32 @@ def split_groups(x: Tensor, group: int) -> Tensor:
     return x.unflatten(-1, (x.shape[-1] // group, group))
 
 
-def check_scales(codes: Tensor, scale: Tensor, group: int) -> None:
-    """Refuse scales that are not one per group of ``codes``.
+def scale_groups(values: Tensor, scale: Tensor, group: int) -> Tensor:
+    """Multiply each run of ``group`` values by its scale.
+
+    Parameters
+    ----------
+    values : (..., D) float32
+        Decoded codes.
+    scale : (..., D / group) floating
+    group : int
+
+    Returns
+    -------
+    (..., D) float32
 
     Raises
     ------
     ValueError
-        ``scale`` is not of shape (..., D / group) for ``codes`` of shape (..., D).
+        ``group`` does not divide D, or the scales are not one per group.
     """
-    want = (*codes.shape[:-1], codes.shape[-1] // group)
-    if tuple(scale.shape) != want:
+    groups = split_groups(values, group)
+    if scale.shape != groups.shape[:-1]:
         raise ValueError(
-            f"scales of shape {tuple(scale.shape)} do not match codes of shape {tuple(codes.shape)}"
-            f" with group {group}: expected {want}"
+            f"scales of shape {tuple(scale.shape)} do not match codes of shape {tuple(values.shape)}"
+            f" with group {group}: expected {tuple(groups.shape[:-1])}"
         )
+    return (groups * to_float32(scale)[..., None]).flatten(-2)
 
 
 def abs_max(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import e4m3, ue8m0
-from kernels.formats._args import abs_max, check_scales, split_groups, to_float32
+from kernels.formats._args import abs_max, scale_groups, split_groups, to_float32
 
 AMAX_FLOOR = 1e-4
 
@@ -69,9 +69,7 @@ def dequantise(codes: Tensor, scale: Tensor, group: int) -> Tensor:
     ValueError
         ``group`` does not divide D, or the scales are not one per group.
     """
-    groups = split_groups(e4m3.decode(codes), group)
-    check_scales(codes, scale, group)
-    return (groups * to_float32(scale)[..., None]).flatten(-2)
+    return scale_groups(e4m3.decode(codes), scale, group)
 
 
 def round(x: Tensor, group: int) -> Tensor:

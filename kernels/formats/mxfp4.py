@@ -16,7 +16,7 @@ Magnitudes from 1.75 * 2^127 on come back infinite: E2M1 rounds them up to 2^128
 from torch import Tensor
 
 from kernels.formats import e2m1, ue8m0
-from kernels.formats._args import abs_max, check_scales, split_groups, to_float32
+from kernels.formats._args import abs_max, scale_groups, split_groups, to_float32
 
 AMAX_FLOOR = 6 * 2.0**-126
 
@@ -65,9 +65,7 @@ def dequantise(codes: Tensor, scale: Tensor, group: int = 32) -> Tensor:
     ValueError
         ``group`` does not divide D, or the scales are not one per group.
     """
-    groups = split_groups(e2m1.decode(codes), group)
-    check_scales(codes, scale, group)
-    return (groups * to_float32(scale)[..., None]).flatten(-2)
+    return scale_groups(e2m1.decode(codes), scale, group)
 
 
 def round(x: Tensor, group: int = 32) -> Tensor:

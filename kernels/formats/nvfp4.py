@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import e2m1, e4m3
-from kernels.formats._args import abs_max, check_scales, divide, split_groups, to_float32
+from kernels.formats._args import abs_max, divide, scale_groups, split_groups, to_float32
 
 GROUP = 16
 AMAX_PER_GSA = e2m1.MAX * e4m3.MAX
@@ -91,9 +91,7 @@ def scaled_values(codes: Tensor, scale_codes: Tensor) -> Tensor:
     ValueError
         16 does not divide D, or the scales are not one per 16.
     """
-    groups = split_groups(e2m1.decode(codes), GROUP)
-    check_scales(codes, scale_codes, GROUP)
-    return (groups * e4m3.decode(scale_codes)[..., None]).flatten(-2)
+    return scale_groups(e2m1.decode(codes), e4m3.decode(scale_codes), GROUP)
 
 
 def dequantise(codes: Tensor, scale_codes: Tensor, gsa: Tensor | float) -> Tensor:
