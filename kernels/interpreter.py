@@ -1,8 +1,9 @@
 """Triton's interpreter with the number formats of the hardware: see :func:`install`.
 
 The interpreter of Triton 3.6 truncates FP32 to BF16, loses the carry from FP32 to FP8, and multiplies BF16 bit
-patterns as integers in a dot. Here its conversions are ml_dtypes casts, saturating as ``cvt.rn.satfinite`` does,
-and dots widen BF16 first. What it still cannot do: arithmetic on BF16 values other than casts and dots (widen to
+patterns as integers in a dot; its ``fma`` rounds the product, and its minimum and maximum keep NaN where the
+hardware's give the other operand. Here its conversions are ml_dtypes casts, saturating as ``cvt.rn.satfinite`` does,
+dots widen BF16 first, and these three do as the hardware does. What it still cannot do: arithmetic on BF16 values other than casts and dots (widen to
 FP32 first), and inline assembly.
 """
 
@@ -67,5 +68,24 @@ def _replace_conversions() -> None:
         product = np.matmul(left, right, dtype=d.data.dtype)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
+    def fma(self, x, y, z):  # noqa: ANN001, ANN202 - the interpreter's own signature
+        if x.data.dtype != np.float32:
+            raise TypeError(f"fma of {x.data.dtype} is not emulated; use FP32")
+        wide = [operand.data.astype(np.float64) for operand in (x, y, z)]
+        with np.errstate(all="ignore"):
+            product = wide[0] * wide[1]  # exact: 48 bits
+            total = product + wide[2]
+            part = total - product
+            error = (product - (total - part)) + (wide[2] - part)
+            # to odd, so that the second rounding is the only one (Boldo and Melquiond 2008)
+            even = (total.view(np.int64) & 1) == 0
+            beside = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+            odd = np.where((error != 0) & np.isfinite(error) & even, beside, total)
+            return interpreter.TensorHandle(odd.astype(np.float32), x.dtype.scalar)
+
+    builder = interpreter.InterpreterBuilder
     interpreter._convert_float = convert
-    interpreter.InterpreterBuilder.create_dot = dot
+    builder.create_dot = dot
+    builder.create_fma = fma
+    builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+    builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)

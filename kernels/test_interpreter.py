@@ -68,3 +68,26 @@ def test_truncation_would_be_seen():
     x = edges(torch.bfloat16)
     cut = (x.view(torch.int32) & -65536).view(torch.float32)
     assert_differs(cut, bf16.round(x))
+
+
+@triton.jit
+def _fused(x_ptr, y_ptr, z_ptr, fma_ptr, low_ptr, high_ptr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    x, y, z = tl.load(x_ptr + at), tl.load(y_ptr + at), tl.load(z_ptr + at)
+    tl.store(fma_ptr + at, tl.fma(x, y, z))
+    tl.store(low_ptr + at, tl.minimum(x, y))
+    tl.store(high_ptr + at, tl.maximum(x, y))
+
+
+def test_a_fused_multiply_add_rounds_once_and_extremes_skip_nan(accelerator):
+    x, y = draw(4096, seed=4, decades=3), draw(4096, seed=5, decades=3)
+    z = -(x * y)  # cancels: what is left is the product's rounding error
+    z[::2] += draw(2048, seed=6)
+    y[1], x[3], z[5], x[7] = float("nan"), float("nan"), float("inf"), float("inf")
+    exact = (x.numpy().astype(np.longdouble) * y.numpy() + z.numpy()).astype(np.float32)
+    out = [torch.empty(4096, device=accelerator) for _ in range(3)]
+    _fused[(1,)](*(t.to(accelerator) for t in (x, y, z)), *out, SIZE=4096)
+    assert_bitwise(out[0].cpu(), exact)
+    assert_differs(x * y + z, exact)
+    assert_bitwise(out[1].cpu(), torch.fmin(x, y))
+    assert_bitwise(out[2].cpu(), torch.fmax(x, y))

@@ -43,11 +43,31 @@ def _mxfp4(x_ptr, code_ptr, byte_ptr, COLS: tl.constexpr):
 @triton.jit
 def _nvfp4(x_ptr, code_ptr, scale_ptr, gsa_ptr, COLS: tl.constexpr):
     x = tl.load(x_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
-    gsa = fmt.nvfp4_gsa(fmt.abs_max(x, 1))
-    packed, scale = fmt.nvfp4_block(x, gsa, 1, COLS)
+    packed, scale, gsa = fmt.nvfp4_rows(x, 1, COLS)
     tl.store(code_ptr + tl.program_id(0) * (COLS // 2) + tl.arange(0, COLS // 2)[None, :], packed)
     tl.store(scale_ptr + tl.program_id(0) * (COLS // 16) + tl.arange(0, COLS // 16)[None, :], scale)
     tl.store(gsa_ptr + tl.program_id(0) + tl.arange(0, 1), gsa)
+
+
+@triton.jit
+def _nvfp4_given(x_ptr, code_ptr, scale_ptr, gsa_ptr, COLS: tl.constexpr):
+    row = tl.program_id(0)
+    x = tl.load(x_ptr + row * COLS + tl.arange(0, COLS))[None, :]
+    packed, scale = fmt.nvfp4_block(x, tl.load(gsa_ptr + row + tl.arange(0, 1)), 1, COLS)
+    tl.store(code_ptr + row * (COLS // 2) + tl.arange(0, COLS // 2)[None, :], packed)
+    tl.store(scale_ptr + row * (COLS // 16) + tl.arange(0, COLS // 16)[None, :], scale)
+
+
+@triton.jit
+def _e2m1_codes(x_ptr, y_ptr):
+    at = tl.arange(0, 128)
+    tl.store(y_ptr + at, fmt.e2m1_code(tl.load(x_ptr + at)))
+
+
+@triton.jit
+def _e4m3_values(code_ptr, y_ptr):
+    at = tl.arange(0, 256)
+    tl.store(y_ptr + at, fmt.e4m3_value(tl.load(code_ptr + at).to(tl.int32)))
 
 
 @triton.jit
@@ -104,6 +124,10 @@ def test_mxfp4(rows):
 
 
 def test_nvfp4(rows):
+    check_nvfp4(rows)
+
+
+def check_nvfp4(rows):
     code, scale = empty(rows, COLS // 2, torch.uint8), empty(rows, COLS // 16, torch.float8_e4m3fn)
     gsa = empty(rows, 1, torch.float32)
     _nvfp4[(len(rows),)](rows, code, scale, gsa, COLS=COLS, **fmt.EXACT)
@@ -111,6 +135,82 @@ def test_nvfp4(rows):
     assert_bitwise(gsa.cpu(), wanted[2].cpu())
     assert_bitwise(e4m3.decode(scale.view(torch.uint8)).cpu(), e4m3.decode(wanted[1]).cpu())
     assert_bitwise(code.cpu(), e2m1.pack(wanted[0]).cpu())
+
+
+THRESHOLDS = [(0.25, np.greater), (0.75, np.greater_equal), (1.25, np.greater), (1.75, np.greater_equal)]
+THRESHOLDS += [(2.5, np.greater), (3.5, np.greater_equal), (5.0, np.greater)]
+
+
+def corrected_quotient(size: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """``size / step`` as the kernel has it, with exact fused multiply-adds (in 80-bit arithmetic)."""
+
+    def fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        return (x.astype(np.longdouble) * y + z).astype(np.float32)
+
+    inverse = np.float32(1) / step
+    quotient = size * inverse
+    return fma(fma(-quotient, step, size), inverse, quotient)
+
+
+def wrong_sides(stride: int, quotient) -> int:
+    """Values within four ulp of a threshold that ``quotient`` puts on another side than the division.
+
+    Every ``stride``-th mantissa of the step; with 1 all were checked, by this loop in C: 528,482,304 values, 0 wrong.
+    """
+    step = (np.arange(0, 1 << 23, stride, dtype=np.int32) | 0x3F800000).view(np.float32)
+    wrong = 0
+    for threshold, beyond in THRESHOLDS:
+        near = (step * np.float32(threshold)).view(np.int32)
+        for ulp in range(-4, 5):
+            size = (near + np.int32(ulp)).view(np.float32)
+            at = np.float32(threshold)
+            wrong += int((beyond(quotient(size, step), at) != beyond(size / step, at)).sum())
+    return wrong
+
+
+def test_a_corrected_product_is_on_the_side_of_the_quotient():
+    assert wrong_sides(127, corrected_quotient) == 0
+    assert wrong_sides(127, lambda size, step: size * (np.float32(1) / step)) > 1000  # without the correction
+
+
+def test_nvfp4_next_to_every_threshold(accelerator):
+    """Values within two ulp of a threshold of their block's step, which a wrongly rounded quotient would move."""
+    rng = np.random.default_rng(8)
+    step = (1 + rng.integers(0, 1 << 23, (150, 1)) / 2**23).astype(np.float32)
+    at = rng.choice([t for t, _ in THRESHOLDS], (150, COLS)).astype(np.float32)
+    near = (step * at).view(np.int32) + rng.integers(-2, 3, (150, COLS), dtype=np.int32)
+    x = near.view(np.float32) * rng.choice([-1, 1], near.shape).astype(np.float32)
+    x[:, ::16] = 6 * step  # the block's scale: 448
+    x[:, 0] = 6 * step[:, 0]
+    check_nvfp4(torch.from_numpy(x).to(accelerator) * 2.0**-9)
+
+
+@pytest.mark.parametrize("gsa", [0.0, 1e-45, 1e-30, 1e-4, 1.0, 1e30, float("nan")])
+def test_nvfp4_under_a_gsa_that_does_not_fit(rows, gsa):
+    factor = torch.full((len(rows),), gsa, device=rows.device)
+    code, scale = empty(rows, COLS // 2, torch.uint8), empty(rows, COLS // 16, torch.float8_e4m3fn)
+    _nvfp4_given[(len(rows),)](rows, code, scale, factor, COLS=COLS, **fmt.EXACT)
+    wanted = nvfp4.quantise(rows, factor[:, None])
+    assert_bitwise(e4m3.decode(scale.view(torch.uint8)).cpu(), e4m3.decode(wanted[1]).cpu())
+    assert_bitwise(code.cpu(), e2m1.pack(wanted[0]).cpu())
+
+
+def test_e2m1_codes(accelerator):
+    size = e2m1.decode(torch.arange(8, dtype=torch.uint8))
+    middle = torch.cat((size, (size[1:] + size[:-1]) / 2, torch.tensor([1e-45, 7.0, 1e30, float("inf")])))
+    around = [middle, torch.nextafter(middle, middle * 2), torch.nextafter(middle, -middle)]
+    x = torch.cat((*around, -torch.cat(around), torch.tensor([float("nan")])))
+    x = torch.nn.functional.pad(x, (0, 128 - len(x))).to(accelerator)
+    y = torch.empty(128, dtype=torch.int32, device=accelerator)
+    _e2m1_codes[(1,)](x, y)
+    assert_bitwise(y.cpu(), e2m1.encode(x).int().cpu())
+
+
+def test_e4m3_values(accelerator):
+    codes = torch.arange(256, dtype=torch.uint8)
+    y = torch.empty(256, device=accelerator)
+    _e4m3_values[(1,)](codes.to(accelerator), y)
+    assert_bitwise(y.cpu(), e4m3.decode(codes))
 
 
 def test_e2m1_values(accelerator):
