@@ -46,6 +46,7 @@ test: .venv/.dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 check: .venv/.dev
+	@$(PIP) $(CONSTRAINTS) --no-deps "nvidia-cuda-nvcc==13.0.*"  # its ptxas needs no other wheel
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules

@@ -23,6 +23,7 @@ include: "rules/metrics.smk"
 include: "rules/gate.smk"
 include: "rules/report.smk"
 include: "rules/targets.smk"
+include: "rules/build.smk"
 
 
 rule all:

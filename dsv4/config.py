@@ -29,6 +29,15 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForeignBuild:
+    """How the audited tree is built, if it is not this one: a bash command, its folder, globs of its lock files."""
+
+    command: str
+    folder: Path
+    locks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A checked ``config.yaml``.
 
@@ -44,6 +53,7 @@ class Config:
     page_size : tokens a KV page.
     tighten : limit name -> value.
     ladder : the rungs.
+    build : the audited tree's own build, or None.
     """
 
     path: Path
@@ -56,6 +66,7 @@ class Config:
     page_size: int
     tighten: Mapping[str, float]
     ladder: Ladder
+    build: ForeignBuild | None = None
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -135,7 +146,15 @@ def load(path: str | Path) -> Config:
         page_size=content["page_size"],
         tighten=dict(content.get("tighten") or {}),
         ladder=ladder,
+        build=_foreign_build(content.get("build")),
     )
+
+
+def _foreign_build(content: Mapping[str, Any] | None) -> ForeignBuild | None:
+    if content is None:
+        return None
+    locks = tuple(content.get("locks", ()))
+    return ForeignBuild(command=content["command"], folder=Path(content["folder"]), locks=locks)
 
 
 def model_config(checkpoint: Path) -> dict[str, Any]:

@@ -36,6 +36,17 @@ def code(module):
     return lambda wildcards: variant_code(module, flatten(CONFIG.ladder[wildcards.variant].plan))
 
 
+def of_kernels(module, part=None):
+    """Input function: files that a command runs, over every ``kernels/<op>/<part>.py`` if it is about these."""
+
+    def files(wildcards):
+        parts = sorted(Path("kernels").glob(f"*/{part}.py")) if part else []
+        modules = [module, *(f"kernels.{path.parent.name}.{part}" for path in parts)]
+        return sorted({file for each in modules for file in closure(each)})
+
+    return files
+
+
 def of_parent(pattern):
     """Input function: the parent's files; nothing at the bottom of the ladder."""
 
@@ -87,5 +98,5 @@ def judged(variant):
 def no_such_target(wildcards):
     """Say what there is; Snakemake alone would only say that no rule makes it."""
     raise WorkflowError(
-        f"no variant or target {wildcards.name!r}; variants: {', '.join(VARIANTS)}; targets: all, reference, report"
+        f"no variant or target {wildcards.name!r}; variants: {', '.join(VARIANTS)}; targets: all, reference, report, build, bench"
     )

@@ -1,0 +1,120 @@
+"""Which ptxas assembles the kernels: CUDA 13.0's from PyPI where it is, else the one inside Triton, and it is said.
+
+ptxas 12.8 and 12.9, bundled with Triton 3.6 to 3.9, miscompile an FP8 cast down and up again in one kernel (half of
+the residuals are wrong); 13.0 does not. So both a build and a process that launches kernels call :func:`select`
+before the first compilation.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+Source = Literal["wheel", "system", "environment", "bundled"]
+
+VARIABLES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")  # Triton has one for each family
+RIGHT = (13, 0)  # first release that compiles FP8 round trips right
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ptxas:
+    """The assembler in use.
+
+    Attributes
+    ----------
+    version : such as ``"13.0.88"``.
+    source : ``"wheel"`` (nvidia-cuda-nvcc), ``"system"`` (on the path), ``"environment"`` (named by the user), or
+        ``"bundled"`` (Triton's).
+    trusted : whether the version compiles FP8 round trips right.
+    """
+
+    version: str
+    source: Source
+    trusted: bool
+
+    def __str__(self) -> str:
+        return (
+            f"ptxas {self.version} ({self.source}{'' if self.trusted else ', miscompiles FP8 round trips'})"
+        )
+
+    def record(self) -> dict[str, object]:
+        """Fields for a JSON file."""
+        return asdict(self)
+
+
+def select(*, blackwell: bool = False) -> Ptxas:
+    """Point Triton at the best ptxas that there is, for this process and its children.
+
+    Parameters
+    ----------
+    blackwell : whether the kernels are for sm_100 and above, for which Triton bundles another ptxas.
+    """
+    variable = VARIABLES[blackwell]
+    if named := os.environ.get(variable):
+        return _describe(Path(named), "wheel" if _same(named, _wheel()) else "environment")
+    found: tuple[tuple[Path | None, Source], ...] = ((_wheel(), "wheel"), (_system(), "system"))
+    for path, source in found:
+        if path is not None and _number(_version(path)) >= RIGHT:
+            for name in VARIABLES:
+                os.environ.setdefault(name, str(path))
+            return _describe(path, source)
+    return _describe(tool("ptxas-blackwell" if blackwell else "ptxas"), "bundled")
+
+
+def tool(name: str) -> Path:
+    """A CUDA tool that Triton brings: ``ptxas``, ``nvdisasm``, ``cuobjdump``.
+
+    Raises
+    ------
+    FileNotFoundError
+        This Triton has none.
+    """
+    spec = importlib.util.find_spec("triton")
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"no triton, so no {name} of its own")
+    path = Path(spec.submodule_search_locations[0]) / "backends" / "nvidia" / "bin" / name
+    if not path.is_file():
+        raise FileNotFoundError(f"this triton brings no {name}")
+    return path
+
+
+def _describe(path: Path, source: Source) -> Ptxas:
+    version = _version(path)
+    return Ptxas(version=version, source=source, trusted=_number(version) >= RIGHT)
+
+
+@cache
+def _version(path: Path) -> str:
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"V(\d+(?:\.\d+)+)", said)
+    if found is None:
+        raise ValueError(f"ptxas does not tell its version: {said[-200:]!r}")
+    return found[1]
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _wheel() -> Path | None:
+    """Return the ptxas of nvidia-cuda-nvcc 13, which shares the namespace ``nvidia.cu13`` with other wheels."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / "cu13" / "bin" / "ptxas"
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _system() -> Path | None:
+    found = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
+    return Path(found) if found else None
+
+
+def _same(name: str, path: Path | None) -> bool:
+    return path is not None and Path(name).resolve() == path.resolve()
