@@ -3,8 +3,8 @@
 The interpreter of Triton 3.6 truncates FP32 to BF16, loses the carry from FP32 to FP8, and multiplies BF16 bit
 patterns as integers in a dot; its ``fma`` rounds the product, and its minimum and maximum keep NaN where the
 hardware's give the other operand. Here its conversions are ml_dtypes casts, saturating as ``cvt.rn.satfinite`` does,
-dots widen BF16 first, and these three do as the hardware does. What it still cannot do: arithmetic on BF16 values other than casts and dots (widen to
-FP32 first), and inline assembly.
+dots widen BF16 first, and those three do as the hardware does. What it still cannot do: arithmetic on BF16 values
+other than casts and dots (widen to FP32 first), and inline assembly.
 """
 
 import os
@@ -83,9 +83,29 @@ def _replace_conversions() -> None:
             odd = np.where((error != 0) & np.isfinite(error) & even, beside, total)
             return interpreter.TensorHandle(odd.astype(np.float32), x.dtype.scalar)
 
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):  # noqa: ANN001, ANN202 - the interpreter's own signature
+        patch_tensor(tensor, scope)
+        # a scalar is an array of one element, which numpy >= 2.4 no longer takes for a loop's bound
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch
     builder = interpreter.InterpreterBuilder
     interpreter._convert_float = convert
     builder.create_dot = dot
     builder.create_fma = fma
     builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+    _let_numbers_bound_loops(interpreter)
+
+
+def _let_numbers_bound_loops(interpreter) -> None:  # noqa: ANN001 - Triton's module
+    """A number that a kernel computed is an array of one element, which numpy 2.4 no longer takes for an integer."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope) -> None:  # noqa: ANN001 - the interpreter's own signature
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched

@@ -91,3 +91,17 @@ def test_a_fused_multiply_add_rounds_once_and_extremes_skip_nan(accelerator):
     assert_differs(x * y + z, exact)
     assert_bitwise(out[1].cpu(), torch.fmin(x, y))
     assert_bitwise(out[2].cpu(), torch.fmax(x, y))
+
+
+@triton.jit
+def _count(y_ptr, size, STEP: tl.constexpr):
+    total = 0
+    for start in range(tl.program_id(0) * STEP, size, tl.num_programs(0) * STEP):
+        total += start
+    tl.store(y_ptr + tl.program_id(0), total)
+
+
+def test_a_loop_may_be_bounded_by_values(accelerator):
+    y = torch.full((3,), -1, dtype=torch.int32, device=accelerator)
+    _count[(3,)](y, 20, STEP=2)
+    assert y.tolist() == [sum(range(start, 20, 6)) for start in (0, 2, 4)]
