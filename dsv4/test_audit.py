@@ -195,3 +195,5 @@ def test_a_planted_fault_fails_the_gate_and_is_located(nano_audit, floors, name)
     assert (verdict["culprit"]["layer"], verdict["culprit"]["stage"]) == (fault.layer, fault.stage), verdict[
         "reasons"
     ]
+    if name == "scales_rolled":
+        assert "layer 6, kv_bytes (kv_store): scale stored is not the scale applied" in verdict["reasons"][0]

@@ -1,10 +1,12 @@
-# dumps of a variant, its parent, B0, both references and its floor -> one table of measurements.
+# dumps of a variant, its parent, B0, both references and its floor, formats of the weights -> one table of
+# measurements.
 
 
 rule measure:
     input:
         dumps=compared,
         references=REFERENCE,
+        manifest="<results>/checkpoint.json",
         floor=expand("<results>/floor/{variant}/{prompt}.h5", prompt=PROMPTS, allow_missing=True),
         code=closure("dsv4.judge.measure"),
     output:

@@ -1,9 +1,11 @@
-"""A made-up audit: dumps of a two-layer model in which a correct variant rounds to BF16."""
+"""A made-up audit: dumps of a two-layer model in which a correct variant rounds to BF16, and KV to its record."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -43,7 +45,7 @@ EXACT = {
     "lse",
     "logits",
 }
-EXACT |= {"expert_weights", "index_scores"}
+EXACT |= {"expert_weights", "index_scores", "index_k_store"}
 EXERCISED = {
     "swiglu_clamp_hits": 9,
     "csa_rows_over_topk": 9,
@@ -58,6 +60,32 @@ def bf16(x: np.ndarray) -> np.ndarray:
     """Round float32 to BF16, to nearest even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
     return from_bf16_bits(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16))
+
+
+def encoded(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """E4M3 codes of float32, as bytes, by an encoder that is neither the judge's nor the kernels'."""
+    return (x / scale).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def decoded(codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """What E4M3 codes stand for."""
+    return codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+
+
+def record(x: np.ndarray) -> np.ndarray:
+    """Bytes of KV records with one block: 64 E4M3, 64 BF16, a scale byte and its padding."""
+    amax = np.maximum(np.abs(x[:, :64]).max(1, keepdims=True), 1e-4)
+    power = np.ceil(np.log2(amax.astype(np.float64) / 448)).astype(int)
+    rope = (bf16(x[:, 64:]).view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+    scales = np.pad((power + 127).astype(np.uint8), ((0, 0), (0, 7)))
+    return np.concatenate((encoded(x[:, :64], np.float32(2.0) ** power), rope, scales), axis=1)
+
+
+def record_values(stored: np.ndarray) -> np.ndarray:
+    """What the bytes of such records stand for."""
+    scale = np.exp2(stored[:, 192:193].astype(np.float32) - 127)
+    rope = from_bf16_bits(stored[:, 64:192].copy().view("<u2"))
+    return np.concatenate((decoded(stored[:, :64].copy(), scale), rope), axis=1)
 
 
 def places(modes=("isolated", "compounded")):
@@ -94,8 +122,13 @@ class Audit:
         rng = np.random.default_rng([ord(c) for c in f"{phase}{layer}{name}"])
         rows = len((ENTRIES if tap.axis == "entry" else POSITIONS)[phase])
         shape = (rows, *(SIZES[size] for size in tap.shape.split()))
-        if tap.kind == "bytes":
-            return rng.integers(0, 256, shape, dtype=np.uint8)
+        if tap.stage in ("kv_store", "comp_store"):
+            stored = record(self._truth(phase, layer, tap.stage.removesuffix("_store")))
+            return stored if tap.kind == "bytes" else record_values(stored)
+        if name == "index_k_store":
+            keys = self._truth(phase, layer, "index_k")
+            scale = np.abs(keys).max(1, keepdims=True) / np.float32(448)
+            return decoded(encoded(keys, scale), scale)
         if name == "expert_ids":
             return np.argsort(rng.random((rows, 8)), axis=1)[:, :2].astype(np.int32)
         values = rng.standard_normal(shape, dtype=np.float32)
@@ -160,7 +193,11 @@ class Audit:
             (target / name).write_bytes(content)
 
     def references(self):
-        """Both references; ``plain`` agrees with ``trained``."""
+        """Both references; ``plain`` agrees with ``trained``. And the formats of the weights."""
+        names = ("self_attn.q_a_proj.weight", "self_attn.q_b_proj.weight", "mlp.experts.gate_up_proj")
+        formats = {f"model.layers.{layer}.{name}": "bf16" for layer in range(len(RATIOS)) for name in names}
+        self.results.mkdir(parents=True, exist_ok=True)
+        (self.results / "checkpoint.json").write_text(json.dumps({"formats": formats}))
         truth = lambda mode, phase, layer, tap: self.truth[phase, layer, tap.name]  # noqa: E731
         self.once(
             "reference", lambda: self.dump("reference", self.attrs("reference"), truth, ("compounded",))

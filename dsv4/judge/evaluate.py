@@ -10,10 +10,11 @@ import pandas as pd
 from dsv4.judge.claims_by_field import claimed, stage_order
 from dsv4.judge.limits import Limit
 from dsv4.judge.measure import Notes
+from dsv4.judge.quantisation import POINTS
 from dsv4.taps import BY_NAME, MODEL
 
 WORST = ("max_abs", "rel_l2_worst", "margin_flipped")  # the largest of a layer counts
-KINDS = ("missing", "nonfinite", "invalid", "fidelity", "blast", "limit")
+KINDS = ("missing", "nonfinite", "invalid", "scale", "fidelity", "rounding", "blast", "limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def findings(
     changed: Iterable[str],
 ) -> list[Finding]:
     """Everything that fails the variant, in order."""
-    found = [*_missing(notes), *_broken(frame), *_outside(frame), *_blast(frame, changed)]
+    found = [*_missing(notes), *_broken(frame), *_stored(notes), *_outside(frame), *_blast(frame, changed)]
     for limit in limits:
         if limit.applies(plan):
             found += _exceeded(frame, limit)
@@ -120,11 +121,53 @@ def _broken(frame: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _where(row: pd.Series) -> str:
-    return f"{row['prompt']}, {row['phase']}, token {int(row['worst_row'])}"
+    return _at_words(_at(row))
 
 
 def _at(row: pd.Series) -> dict[str, Any]:
     return {"prompt": str(row["prompt"]), "phase": str(row["phase"]), "row": int(row["worst_row"])}
+
+
+def _stored(notes: Notes) -> Iterator[Finding]:
+    """Quantisation points: scales stored that were not applied, values further off than rounding puts them."""
+    for line in notes.points:
+        for number, layer in enumerate(line["layers"]):
+            point = {name: column[number] for name, column in line.items() if isinstance(column, list)}
+            shared = {"mode": "isolated", "layer": layer}
+            if point.get("unapplied") or point.get("undecoded"):
+                tap, at = POINTS[line["tap"]].stored_bytes, _spot(point["scale_at"])
+                text = f"{place(layer, tap)}: {_scale_words(line['tap'], point)}, first at {_at_words(at)}"
+                yield Finding(kind="scale", tap=tap, text=text, **shared, **at)
+            if point["beyond"]:
+                at, count = _spot(point["worst"]), sum(point["bins"])
+                size = np.inf if point["largest"] is None else point["largest"]
+                part = "" if line["part"] == "all" else f" {line['part']}"
+                text = (
+                    f"{place(layer, line['tap'])}{part}: {point['beyond'] / count:.2%} of values are not the nearest"
+                    f" that {line['format']} holds, up to {size:.3g} of its steps away ({_at_words(at)})"
+                )
+                yield Finding(kind="rounding", tap=line["tap"], text=text, size=2 * size, **shared, **at)
+
+
+def _scale_words(tap: str, point: Mapping[str, Any]) -> str:
+    if point["error"]:
+        return f"its bytes cannot be decoded: {point['error']}"
+    said = []
+    if point["unapplied"]:
+        off = f"{point['unapplied']} of {point['blocks']} blocks"
+        low, high = point["ratio"] or (np.nan, np.nan)
+        said.append(f"in {off} scale bytes are {low:.3g} to {high:.3g} times what these values ask for")
+    if point["undecoded"]:
+        said.append(f"in {point['undecoded']} rows the bytes decode to other values than {tap}")
+    return f"scale stored is not the scale applied: {' and '.join(said)}"
+
+
+def _spot(found: list[Any]) -> dict[str, Any]:
+    return dict(zip(("prompt", "phase", "row"), found, strict=True))
+
+
+def _at_words(at: Mapping[str, Any]) -> str:
+    return f"{at['prompt']}, {at['phase']}, token {at['row']}"
 
 
 def _outside(frame: pd.DataFrame) -> Iterator[Finding]:

@@ -181,6 +181,7 @@ def describe(
         if parent
         else None,
         "ledger": summary.ledger(frame, limits),
+        "quantisation": notes.points,
         "not_exercised": summary.not_exercised(frame, notes),
         "e2e": summary.end_to_end(frame, notes),
         "cost": summary.cost(flatten(variant.plan), parent, Sizes.of(model_config(config.checkpoint)), notes),

@@ -24,6 +24,7 @@ from rich.progress import track
 from dsv4.config import Config, load
 from dsv4.dump import DumpError, DumpReader
 from dsv4.judge.compare import COLUMNS, CompareError, compare
+from dsv4.judge.quantisation import Points, weight_formats
 from dsv4.judge.verdict import Draws, judge
 from dsv4.ladder import Ladder, Variant
 from dsv4.plan import flatten
@@ -50,6 +51,7 @@ class Notes:
     positions : by prompt, the last token position measured.
     decode : by prompt, the position of the first decode step.
     labels : identity of the code and machine that ran.
+    points : what happened at the quantisation points, see :meth:`dsv4.judge.quantisation.Points.lines`.
     floor, parent : whether those dumps were there.
     """
 
@@ -61,6 +63,7 @@ class Notes:
     positions: dict[str, int] = field(default_factory=dict)
     decode: dict[str, int] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
+    points: list[dict[str, Any]] = field(default_factory=list)
     floor: bool = False
     parent: bool = False
 
@@ -105,6 +108,7 @@ class Measurer:
         self.results, self.ladder, self.variant = results, ladder, variant
         self.notes, self.frames = Notes(), list[pd.DataFrame]()
         self.draws: list[list[np.ndarray]] = []
+        self.points = Points(flatten(variant.plan), weight_formats(results))
         self._dumped, self._expected = set[tuple[Any, str]](), set[tuple[Any, str]]()
 
     def prompt(self, prompt: str) -> None:
@@ -119,6 +123,7 @@ class Measurer:
             ) as test:
                 self._note(prompt, test, trained)
                 self.frames.append(compare(test, trained, modes=MODES, against="trained"))
+                self.points.add(test, trained, prompt)
                 with DumpReader(self.results / "plain" / file, {**same, "kind": "plain"}) as plain:
                     self.frames.append(compare(test, plain, modes=MODES, against="plain"))
                 self._ancestors(test, file, same)
@@ -169,7 +174,8 @@ class Measurer:
         notes.taps = len(self._dumped), len(self._expected)
 
     def table(self) -> pd.DataFrame:
-        """All rows, the floor's with their verdicts."""
+        """All rows, the floor's with their verdicts; the notes are whole then too."""
+        self.notes.points = self.points.lines()
         frame = pd.concat(self.frames, ignore_index=True)
         rows = frame[(frame["against"] == "floor") & (frame["part"] == "all")]
         if len(rows):

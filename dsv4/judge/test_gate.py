@@ -72,7 +72,12 @@ def test_a_correct_bottom_rung_passes(audit):
         pytest.param(put((2, 5), np.nan), "qr", "1 NaN or Inf, first at one, prefill, token 22", id="NaN"),
         pytest.param(lambda x: x + np.float32(0.5), "lse", "off by up to 0.5", id="sink dropped"),
         pytest.param(np.abs, "index_scores", "NaN or Inf", id="no ReLU"),
-        pytest.param(lambda x: np.roll(x, 8, axis=1), "kv_bytes", "of elements changed", id="scales rolled"),
+        pytest.param(
+            lambda x: np.roll(x, 8, axis=1),
+            "kv_bytes",
+            "scale stored is not the scale applied",
+            id="scales rolled",
+        ),
     ],
 )
 def test_a_planted_fault_is_caught_and_placed(audit, fault, tap, says):
