@@ -43,6 +43,7 @@ class SequenceCache:
     page_size : int
     window_capacity : int or None
         Rows that the window store keeps; None: ``sliding_window``, a ring.
+    device : of the pages.
     """
 
     def __init__(
@@ -52,13 +53,18 @@ class SequenceCache:
         *,
         page_size: int = 64,
         window_capacity: int | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.length = 0
+        self.length, self.device = 0, torch.device(device)
         self.layers = [
             LayerCache(
-                window=PagedStore(numerics.record, page_size, window_capacity or config.sliding_window),
-                entries=PagedStore(numerics.record, page_size) if ratio else None,
-                index=PagedStore(numerics.index_record, page_size) if config.kind(layer) == "csa" else None,
+                window=PagedStore(
+                    numerics.record, page_size, window_capacity or config.sliding_window, device
+                ),
+                entries=PagedStore(numerics.record, page_size, device=device) if ratio else None,
+                index=PagedStore(numerics.index_record, page_size, device=device)
+                if config.kind(layer) == "csa"
+                else None,
             )
             for layer, ratio in enumerate(config.compress_ratios)
         ]
@@ -110,6 +116,6 @@ def next_batch(caches: list[SequenceCache], chunks: list[Tensor]) -> Batch:
     segments, positions, row = [], [], 0
     for cache, chunk in zip(caches, chunks, strict=True):
         segments.append(Segment(cache=cache, rows=slice(row, row + len(chunk)), start=cache.length))
-        positions.append(torch.arange(cache.length, cache.length + len(chunk)))
+        positions.append(torch.arange(cache.length, cache.length + len(chunk), device=chunk.device))
         row += len(chunk)
     return Batch(positions=torch.cat(positions), tokens=torch.cat(chunks).long(), segments=tuple(segments))

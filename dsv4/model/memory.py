@@ -37,7 +37,7 @@ class Closed:
     @property
     def entries(self) -> Tensor:
         """Their indices in the sequence, (count,) int64."""
-        return torch.arange(self.first, self.first + self.count)
+        return torch.arange(self.first, self.first + self.count, device=self.segment.cache.device)
 
 
 def store_window(at: "LayerStages", env: Env, batch: Batch) -> Written:
@@ -47,10 +47,12 @@ def store_window(at: "LayerStages", env: Env, batch: Batch) -> Written:
     for segment in batch.segments:
         store = segment.cache.layers[at.layer].window
         first = max(segment.start - at.config.sliding_window + 1, 0)
-        before, _ = store.read(torch.arange(first, segment.start))
+        before, _ = store.read(torch.arange(first, segment.start, device=values.device))
         segment.pools[at.layer] = (torch.cat((before, values[segment.rows])), first)
         kept = slice(max(segment.rows.start, segment.rows.stop - store.slots), segment.rows.stop)
-        positions = segment.start - segment.rows.start + torch.arange(kept.start, kept.stop)
+        positions = (
+            segment.start - segment.rows.start + torch.arange(kept.start, kept.stop, device=values.device)
+        )
         store.write(positions, data[kept], scales[kept])
     return {"kv_store": values, "kv_bytes": torch.cat((data, scales), dim=-1)}
 
@@ -80,7 +82,7 @@ def _close_windows(
     for segment in batch.segments:
         pooled, first = _pool_segment(at, segment, name, weights, kv[segment.rows], gate[segment.rows])
         closed.append(Closed(segment, first, len(pooled)))
-        positions = torch.arange(first, first + len(pooled)) * ratio
+        positions = torch.arange(first, first + len(pooled), device=pooled.device) * ratio
         normed = at.ops.rmsnorm(pooled, weights.norm, eps=at.config.rms_norm_eps)
         entries.append(at.ops.rope(normed, *at.cos_sin(positions)))
     return torch.cat(entries), tuple(closed)
@@ -147,7 +149,9 @@ def index_scores(at: "LayerStages", env: Env, batch: Batch) -> Written:
     for segment in batch.segments:
         cache = segment.cache.layers[at.layer]
         assert cache.index is not None
-        keys, key_scale = cache.index.read(torch.arange(cache.tails["indexer"].closed))
+        keys, key_scale = cache.index.read(
+            torch.arange(cache.tails["indexer"].closed, device=segment.cache.device)
+        )
         q, weights = num.index_query(env["index_q"][segment.rows], env["index_w"][segment.rows])
         scores = at.ops.index_logits(
             q,
@@ -157,7 +161,8 @@ def index_scores(at: "LayerStages", env: Env, batch: Batch) -> Written:
             narrow=num.index_narrow,
         )
         visible = (batch.positions[segment.rows] + 1) // CSA_RATIO
-        scored.append(scores.masked_fill(torch.arange(len(keys)) >= visible[:, None], -torch.inf))
+        entries = torch.arange(len(keys), device=keys.device)
+        scored.append(scores.masked_fill(entries >= visible[:, None], -torch.inf))
     width = max((scores.shape[1] for scores in scored), default=0)
     padded = [torch.nn.functional.pad(s, (0, width - s.shape[1]), value=-torch.inf) for s in scored]
     return {"index_scores": torch.cat(padded)}
@@ -188,18 +193,19 @@ def _visible_rows(at: "LayerStages", env: Env, batch: Batch, segment: Segment) -
     """Pool (N, K) of a segment and the rows of it that each of its queries attends to (T, S)."""
     positions = batch.positions[segment.rows]
     window, first = segment.pools[at.layer]
-    slots = positions[:, None] - at.config.sliding_window + 1 + torch.arange(at.config.sliding_window)
+    span = torch.arange(at.config.sliding_window, device=positions.device)
+    slots = positions[:, None] - at.config.sliding_window + 1 + span
     idx = torch.where(slots >= 0, slots - first, -1)
     cache = segment.cache.layers[at.layer]
     if cache.entries is None:
         return window, idx
     count = cache.tails["compressor"].closed
-    entries, _ = cache.entries.read(torch.arange(count))
+    all_entries = torch.arange(count, device=positions.device)
+    entries, _ = cache.entries.read(all_entries)
     if at.config.kind(at.layer) == "csa":
         chosen = env["topk"][segment.rows]
     else:
-        slots = torch.arange(count)
         visible = (positions + 1) // at.config.compress_ratios[at.layer]
-        chosen = torch.where(slots < visible[:, None], slots, -1)
+        chosen = torch.where(all_entries < visible[:, None], all_entries, -1)
     offset = torch.where(chosen >= 0, chosen + len(window), -1)
     return torch.cat((window, entries)), torch.cat((idx, offset), dim=-1)

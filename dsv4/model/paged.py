@@ -20,12 +20,19 @@ class PagedStore:
     capacity : int or None
         None: grows. Else a ring: row ``r`` lives in slot ``r mod`` the capacity, rounded up to
         whole pages.
+    device : of the pages.
     """
 
-    def __init__(self, record: Record, page_size: int, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        record: Record,
+        page_size: int,
+        capacity: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.record, self.page_size = record, page_size
         self.slots = None if capacity is None else -(-capacity // page_size) * page_size
-        self.pages = torch.empty(0, self._page_bytes(), dtype=torch.uint8)
+        self.pages = torch.empty(0, self._page_bytes(), dtype=torch.uint8, device=device)
         self.table: list[int] = []
 
     def _page_bytes(self) -> int:
@@ -67,7 +74,8 @@ class PagedStore:
 
     def _reserve(self, count: int) -> None:
         if count >= len(self.pages):  # one page to spare, so that the last one too has a choice
-            grown = torch.zeros(max(count + 1, 2 * len(self.pages)), self._page_bytes(), dtype=torch.uint8)
+            size = max(count + 1, 2 * len(self.pages)), self._page_bytes()
+            grown = torch.zeros(size, dtype=torch.uint8, device=self.pages.device)
             grown[: len(self.pages)] = self.pages
             self.pages = grown
         used = set(self.table)
@@ -78,5 +86,5 @@ class PagedStore:
     def _physical(self, slots: Tensor) -> Tensor:
         if not len(slots):
             return slots
-        table = torch.tensor(self.table, dtype=torch.int64)
+        table = torch.tensor(self.table, dtype=torch.int64, device=slots.device)
         return table[slots // self.page_size] * self.page_size + slots % self.page_size

@@ -47,7 +47,7 @@ class LayerStages:
     ) -> None:
         self.layer, self.weights, self.config = layer, weights, config
         self.numerics, self.ops = numerics, ops
-        self.frequencies = rope_frequencies(config, layer)
+        self.frequencies = rope_frequencies(config, layer).to(weights.input_norm.device)
         self._functions: dict[str, Callable[[Env, Batch], Written]] = {
             "attn_mhc": lambda env, _: self._mhc(
                 "attn", env["streams"], self.weights.attn_hc, self.weights.input_norm

@@ -14,6 +14,7 @@ from dsv4.model.config import CSA_RATIO
 from dsv4.model.ops import REFS
 from dsv4.model.random_model import random_weights, small_config
 from dsv4.model.transformer import Transformer
+from dsv4.model.weights import on_device
 from dsv4.plan import Plan, unflatten
 
 NARROW = unflatten(
@@ -288,3 +289,24 @@ def test_empty_calls_change_nothing():
     assert transformer.forward([cache], [none]).shape == (0, 64)
     got = trace(transformer, [tokens(40)], [[0], [26], [0], [14], [0]], [cache])[0]
     assert differing(got, whole("B0_unfused", 40)) == []
+
+
+@every_numerics
+def test_every_tensor_is_made_where_the_weights_are(name):
+    subject, ids = model(name), tokens(40)
+    want = subject.forward([subject.new_cache()], [ids])
+    cache = subject.new_cache()
+    with torch.device("meta"):  # what is made without saying where has no values
+        got = subject.forward([cache], [ids])
+    assert torch.equal(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_numerics
+def test_refs_on_a_gpu_are_refs_on_a_cpu(name):
+    subject, ids = model(name), tokens(40)
+    want = subject.forward([subject.new_cache()], [ids])
+    there = replace(subject, weights=on_device(subject.weights, "cuda"))
+    got = there.forward([there.new_cache()], [ids.cuda()]).cpu()
+    assert torch.linalg.norm(got - want) <= 1e-5 * torch.linalg.norm(want)

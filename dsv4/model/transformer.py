@@ -52,10 +52,19 @@ class Transformer:
         ]
         self.head = HeadStages(self.weights, self.config, self.numerics, self.ops)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and so everything else."""
+        return self.weights.embed.device
+
     def new_cache(self, window_capacity: int | None = None) -> SequenceCache:
         """Empty cache of one sequence."""
         return SequenceCache(
-            self.config, self.numerics, page_size=self.page_size, window_capacity=window_capacity
+            self.config,
+            self.numerics,
+            page_size=self.page_size,
+            window_capacity=window_capacity,
+            device=self.device,
         )
 
     def forward(self, caches: list[SequenceCache], chunks: list[Tensor], probe: Probe = unchanged) -> Tensor:

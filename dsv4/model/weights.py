@@ -1,10 +1,38 @@
 """The weights of a model as the stages want them: typed, dequantised where the equations ask."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from kernels.linear.ref import Weight
+
+T = TypeVar("T")
+
+
+def on_device(weights: T, device: torch.device | str) -> T:
+    """The same weights with every tensor on ``device``; what is there already is not copied.
+
+    Parameters
+    ----------
+    weights : a dataclass of this module, a :class:`Weight`, a tuple of them, a tensor or None
+    device : where to
+
+    Returns
+    -------
+    of the same type
+    """
+    moved: Any = weights
+    if isinstance(weights, Tensor):
+        moved = weights.to(device)
+    elif isinstance(weights, tuple):
+        moved = tuple(on_device(part, device) for part in weights)
+    elif is_dataclass(weights) and not isinstance(weights, type):
+        moved = type(weights)(
+            **{f.name: on_device(getattr(weights, f.name), device) for f in fields(weights)}
+        )
+    return moved
 
 
 @dataclass(frozen=True, kw_only=True)

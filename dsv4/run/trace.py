@@ -54,20 +54,20 @@ class Trace:
 
     def at(self, positions: Tensor) -> "Trace":
         """Say which positions the rows of the next calls have."""
-        self.positions = positions.numpy()
+        self.positions = positions.cpu().numpy()
         return self
 
     def __call__(self, layer: Layer, name: str, value: Any) -> Any:
         """Keep the judged part of ``value``; see :data:`dsv4.model.transformer.Probe`."""
         if name.endswith("_closed"):
             indices = [closed.entries for closed in value if isinstance(closed, Closed)]
-            self._entries[layer, name] = torch.cat(indices).numpy()
+            self._entries[layer, name] = torch.cat(indices).cpu().numpy()
         elif name in self.kept[layer]:
             self._keep(layer, BY_NAME[name], value)
         return value
 
     def _keep(self, layer: Layer, tap: Tap, value: Any) -> None:
-        array = (value if isinstance(value, Tensor) else value.dequantised()).numpy()
+        array = (value if isinstance(value, Tensor) else value.dequantised()).cpu().numpy()
         if tap.axis == "row":
             positions, judged = self.positions, self.rows.all
         else:
