@@ -2,31 +2,42 @@
 #   make audit                the whole ladder; ends with reports/index.html
 #   make test                 every test
 #   make check                formats, lint, types
-#   make setup TORCH=system   uses the torch and triton of this machine (a GPU machine) instead of the CPU pins
+#   make setup TORCH=system   uses the torch and triton that PYTHON has (a GPU machine) instead of the CPU pins
 PYTHON ?= python3
-TORCH ?= cpu
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
 
+# A .venv that is there says whose torch it uses.
+SYSTEM := $(shell sed -n 's/^include-system-site-packages = //p' .venv/pyvenv.cfg 2>/dev/null)
+TORCH ?= $(if $(filter true,$(SYSTEM)),system,cpu)
+ifneq ($(filter $(TORCH)-$(SYSTEM),cpu-true system-false),)
+$(error TORCH=$(TORCH), but .venv was made for the other kind; remove .venv first)
+endif
+
+# pip may neither replace the machine's torch nor put another triton before it. A virtual environment's packages
+# are no "system" ones, so that PYTHON's are named in any case.
 ifeq ($(TORCH),system)
-VENV_FLAGS := --system-site-packages
-CONSTRAINTS :=
+CONSTRAINTS := -c constraints-gpu.txt -c .venv/machine.txt
+OWN := from importlib.metadata import version; [print(name + '==' + version(name)) for name in ('torch', 'triton')]
+PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'), sysconfig.get_path('platlib'), sep='\n')"
+LET_SEE = $(PYTHON) $(PACKAGES) > "$$($(BIN)/python $(PACKAGES) | tail -1)/machine.pth"
 else
-VENV_FLAGS :=
 CONSTRAINTS := -c constraints-cpu.txt
 endif
 
 .PHONY: audit test check setup
 setup: .venv/.audit .venv/.dev
 
-.venv/.audit: pyproject.toml constraints-cpu.txt
+.venv/.audit: pyproject.toml constraints.txt constraints-cpu.txt constraints-gpu.txt
 	@echo "set up .venv, once: torch ($(TORCH)) and what the audit needs, a minute or two"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_FLAGS) .venv
 ifeq ($(TORCH),system)
-	@$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)" \
-	  || { echo "TORCH=system: $(PYTHON) has no torch or no triton of its own"; exit 1; }
+	@test -x $(BIN)/python || { $(PYTHON) -m venv --system-site-packages .venv && $(LET_SEE); }
+	@$(BIN)/python -c "$(OWN)" > .venv/machine.txt 2> /dev/null || { echo "TORCH=system: $(PYTHON) has no torch and" \
+	  "triton of its own; remove .venv and set PYTHON to the interpreter that has"; exit 1; }
+	@echo "the machine's own: $$(paste -sd' ' .venv/machine.txt); needed: $$(grep '>=' constraints-gpu.txt | paste -sd' ')"
 else
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) torch==2.13.0
 endif
 	@$(PIP) $(CONSTRAINTS) -e .
@@ -35,6 +46,7 @@ endif
 .venv/.dev: .venv/.audit
 	@echo "set up .venv, once: what the tests need, a minute"
 	@$(PIP) $(CONSTRAINTS) -e ".[dev]"
+	@$(PIP) $(CONSTRAINTS) --no-deps "nvidia-cuda-nvcc==13.0.*"  # its ptxas needs no other wheel
 	@touch $@
 
 # make's own exit status is 2 whenever a command's is not 0; "Error 1" here means that a rung failed.
@@ -46,7 +58,6 @@ test: .venv/.dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 check: .venv/.dev
-	@$(PIP) $(CONSTRAINTS) --no-deps "nvidia-cuda-nvcc==13.0.*"  # its ptxas needs no other wheel
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
