@@ -32,29 +32,44 @@ def e4m3_value(byte):
 
 
 @triton.jit
-def _e2m1_size(size):
-    """Code 0 to 7 of the nearest E2M1 value of FP32 magnitudes, ties to even; a NaN gives 7: -> int32.
-
-    The grid is 0.5 up to 2, 1 up to 4, 2 up to 6. FP32 from 2^23 on holds integers, so three sums round three parts
-    of the magnitude, each in units of its grid; at most one part is inside its range, and the others are even, so
-    that its ties go where the code's would. The offsets (12, 2 and 2) make the last four bits the code.
-    """
-    sum = tl.fma(tl.minimum(size, 2.0), 2.0, 8388620.0)
-    sum += tl.maximum(tl.minimum(size, 4.0), 2.0)
-    sum = tl.fma(tl.maximum(tl.minimum(size, 6.0), 4.0), 0.5, sum)
-    return sum.to(tl.int32, bitcast=True) & 7
+def _unit(x):
+    """FP32 limited to [0, 1], NaN to 0: no instruction of its own, but a modifier of the one before."""
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
 
 
 @triton.jit
-def _sign_bit(x):
-    """8 where the sign bit of FP32 is set, else 0: the sign of a four-bit code, int32."""
-    return (x.to(tl.int32, bitcast=True) >> 28) & 8
+def _e2m1_sum(half, sign):
+    """2^23 + code 0 to 15 of FP32 values, ties to even, from half their magnitudes and +-1 for their signs: -> FP32.
+
+    The grid is 0.5 up to 2, 1 up to 4, 2 up to 6. FP32 from 2^23 on holds integers, so three sums round three parts
+    of the magnitude, each in units of its grid; at most one part is inside its range, and the others are even, so
+    that its ties go where the code's would. NaN gives 0. Multiply-adds, as a GPU has twice as many of these a cycle
+    as of comparisons and integer work.
+    """
+    sum = tl.fma(_unit(half), 4.0, 8388612.0)
+    sum = tl.fma(_unit(half - 1.0), 2.0, sum)
+    sum += _unit(half - 2.0)
+    return tl.fma(sign, -4.0, sum)
+
+
+@triton.jit
+def _signed_one(x, kept):
+    """+-1 by the sign bit of FP32 where ``kept`` is 1 << 31, 1 where it is 0."""
+    return ((x.to(tl.int32, bitcast=True) & kept) | 0x3F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def e2m1_code(x):
     """Code 0 to 15 of the nearest E2M1 value, ties to the even mantissa; NaN gives 0: any shape -> int32."""
-    return tl.where(x == x, _e2m1_size(tl.abs(x)) | _sign_bit(x), 0)
+    sign = _signed_one(x, _sign_if(x == x))
+    return _e2m1_sum(tl.abs(x) * 0.5, sign).to(tl.int32, bitcast=True) & 15
+
+
+@triton.jit
+def e2m1_pairs(half, sign, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Bytes of two codes, the even index in the low nibble, for :func:`_e2m1_sum`'s arguments: uint8 [ROWS, COLS/2]."""
+    low, high = tl.split(tl.reshape(_e2m1_sum(half, sign), (ROWS, COLS // 2, 2)))
+    return tl.fma(high - 8388608.0, 16.0, low).to(tl.int32, bitcast=True).to(tl.uint8)
 
 
 @triton.jit
@@ -123,7 +138,9 @@ def nvfp4_block(x, gsa, ROWS: tl.constexpr, COLS: tl.constexpr):
     :mod:`kernels.formats.nvfp4`, step by step. The even index of a pair is the low nibble.
     """
     groups = tl.reshape(x, (ROWS, COLS // 16, 16))
-    return _nvfp4_codes(groups, abs_max(groups, 2), gsa, ROWS, COLS)
+    amax = abs_max(groups, 2)
+    fits = abs_max(amax, 1) <= gsa * 1048576.0  # else products overflow where divisions saturate
+    return _nvfp4_codes(groups, amax, gsa, fits, ROWS, COLS)
 
 
 @triton.jit
@@ -132,38 +149,74 @@ def nvfp4_rows(x, ROWS: tl.constexpr, COLS: tl.constexpr):
     groups = tl.reshape(x, (ROWS, COLS // 16, 16))
     amax = abs_max(groups, 2)  # [ROWS, COLS/16]
     gsa = nvfp4_gsa(abs_max(amax, 1))
-    packed, scale = _nvfp4_codes(groups, amax, gsa, ROWS, COLS)
+    packed, scale = _nvfp4_codes(groups, amax, gsa, gsa == gsa, ROWS, COLS)
     return packed, scale, gsa
 
 
 @triton.jit
-def _nvfp4_codes(groups, amax, gsa, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Codes and scales of [ROWS, COLS/16, 16] FP32 with the groups' amax and the rows' gsa.
+def _nvfp4_codes(groups, amax, gsa, fits, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Codes and scales of [ROWS, COLS/16, 16] FP32 with the groups' amax and the rows' gsa, which ``fits`` or not."""
+    near_one = fits & (gsa >= 8.271806125530277e-25) & (gsa <= 1.2089258196146292e24)  # 2^-80 to 2^80
+    if tl.min(near_one.to(tl.int32), 0) == 1:
+        packed, scale = _nvfp4_by_products(groups, amax, gsa, ROWS, COLS)
+    else:
+        packed, scale = _nvfp4_by_divisions(groups, amax, gsa, ROWS, COLS)
+    return packed, scale
 
-    A code needs no exact quotient, only the right side of seven thresholds. A product with the step's reciprocal,
-    corrected once by its remainder, is on the side of the exact quotient rounded to FP32, for every mantissa of the
-    step and every value within four ulp of a threshold (test_device.py: exhaustive; two ulp away it cannot differ).
-    It takes a quarter of the instructions of ``div_rn``. No remainder may underflow: value and step are first
-    brought near 1 by a power of two, exactly where the quotient decides a code (from 0.25 to 6 steps).
-    """
-    live = gsa != 0
-    safe = tl.where(live, gsa, 1.0)[:, None]
+
+@triton.jit
+def _nvfp4_by_divisions(groups, amax, gsa, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """As the format is defined, for any gsa: 0, subnormal, NaN."""
+    known = gsa != 0
+    safe = tl.where(known, gsa, 1.0)[:, None]
     sixth = tl.div_rn(amax, tl.full(amax.shape, 6.0, tl.float32))
-    ideal = tl.where(live[:, None], tl.div_rn(sixth, tl.broadcast_to(safe, amax.shape)), amax * 0.0)
+    ideal = tl.where(known[:, None], tl.div_rn(sixth, tl.broadcast_to(safe, amax.shape)), amax * 0.0)
     scale = e4m3(ideal)
-    # the byte read by integer work, for the sake of old ptxas: see e4m3_value
-    step = e4m3_value(scale.to(tl.uint8, bitcast=True).to(tl.int32)) * gsa[:, None]
-    zero = (step == 0) | (step != step)  # [ROWS, COLS/16]
-    shift = tl.where(step < 9.094947017729282e-13, 1.2676506002282294e30, 1.0)  # 2^100 under 2^-40
-    shift = tl.where(step > 1099511627776.0, 8.673617379884035e-19, shift)  # 2^-60 over 2^40
-    step = tl.where(zero, 1.0, step * shift)
-    inverse = tl.div_rn(tl.full(step.shape, 1.0, tl.float32), step)[:, :, None]
-    step, size = step[:, :, None], tl.abs(groups) * shift[:, :, None]
-    quotient = size * inverse
-    quotient = tl.fma(tl.fma(-quotient, step, size), inverse, quotient)
-    code = tl.where(zero[:, :, None], 0, _e2m1_size(quotient) | _sign_bit(groups))
-    low, high = tl.split(tl.reshape(code, (ROWS, COLS // 2, 2)))
-    return (low | (high << 4)).to(tl.uint8), scale
+    step = _e4m3_read(scale) * gsa[:, None]
+    live = step > 0  # else the codes are 0
+    divisor = tl.broadcast_to(tl.where(live, step, 1.0)[:, :, None], groups.shape)
+    half = 0.5 * tl.where(live[:, :, None], tl.div_rn(tl.abs(groups), divisor), 0.0)
+    return e2m1_pairs(half, _signed_one(groups, _sign_if(live)[:, :, None]), ROWS, COLS), scale
+
+
+@triton.jit
+def _nvfp4_by_products(groups, amax, gsa, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The same bits without a division a value, for gsa from 2^-80 to 2^80, so that no remainder underflows.
+
+    A code needs no exact quotient, only the right side of a few thresholds: seven of E2M1 and the midpoints of E4M3.
+    A product with the rounded reciprocal of the divisor, corrected once by its remainder, is on the side of the
+    quotient rounded to FP32, for every mantissa of the divisor and every value within four ulp of a threshold; and a
+    sixth so computed is the rounded sixth. test_device.py checks this, exhaustively when asked to.
+    """
+    one = tl.full(gsa.shape, 1.0, tl.float32)
+    sixth = _corrected(amax, tl.full(amax.shape, 6.0, tl.float32), tl.full(amax.shape, 1 / 6, tl.float32))
+    row_gsa = tl.broadcast_to(gsa[:, None], amax.shape)
+    scale = e4m3(_corrected(sixth, row_gsa, tl.broadcast_to(tl.div_rn(one, gsa)[:, None], amax.shape)))
+    step = _e4m3_read(scale) * row_gsa
+    live = step > 0
+    twice = tl.where(live, 2.0 * step, 1.0)
+    inverse = tl.where(live, tl.div_rn(tl.full(step.shape, 1.0, tl.float32), twice), 0.0)
+    half = _corrected(tl.abs(groups), twice[:, :, None], inverse[:, :, None])
+    return e2m1_pairs(half, _signed_one(groups, _sign_if(live)[:, :, None]), ROWS, COLS), scale
+
+
+@triton.jit
+def _corrected(x, divisor, inverse):
+    """Give x / divisor but for a rare last bit, with the divisor's correctly rounded reciprocal; 0 where that is 0."""
+    quotient = x * inverse
+    return tl.fma(tl.fma(quotient, -divisor, x), inverse, quotient)
+
+
+@triton.jit
+def _e4m3_read(scale):
+    """FP32 of codes that this kernel made: see :func:`e4m3_value`."""
+    return e4m3_value(scale.to(tl.uint8, bitcast=True).to(tl.int32))
+
+
+@triton.jit
+def _sign_if(live):
+    """The sign bit where codes are kept, int32."""
+    return tl.where(live, -2147483648, 0)
 
 
 @triton.jit
@@ -172,8 +225,8 @@ def mxfp4_block(x, ROWS: tl.constexpr, COLS: tl.constexpr):
     groups = tl.reshape(x, (ROWS, COLS // 32, 32))
     scale = power_of_two_scale(floored(abs_max(groups, 2), MXFP4_FLOOR), 6.0)
     scaled = tl.div_rn(groups, tl.broadcast_to(scale[:, :, None], groups.shape))
-    low, high = tl.split(tl.reshape(e2m1_code(scaled), (ROWS, COLS // 2, 2)))
-    return (low | (high << 4)).to(tl.uint8), ue8m0_byte(scale)
+    sign = _signed_one(groups, _sign_if(scale == scale)[:, :, None])
+    return e2m1_pairs(tl.abs(scaled) * 0.5, sign, ROWS, COLS), ue8m0_byte(scale)
 
 
 @triton.jit

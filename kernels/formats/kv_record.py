@@ -54,6 +54,19 @@ class RecordLayout:
         """Bytes of a page of ``page_size`` tokens, padding included."""
         return -(-page_size * self.token_bytes // self.data_bytes) * self.data_bytes
 
+    def page_size(self, page_bytes: int) -> int:
+        """Tokens in a page of ``page_bytes``: the padding is shorter than a token, so the size tells.
+
+        Raises
+        ------
+        ValueError
+            No page has that size.
+        """
+        size = page_bytes // self.token_bytes
+        if not size or self.page_bytes(size) != page_bytes:
+            raise ValueError(f"no page of nope {self.nope} has {page_bytes} bytes")
+        return size
+
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Bytes of each token.
 
