@@ -62,3 +62,29 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# On a machine with a GPU, after `make setup TORCH=system`.
+#   make build                every kernel for four architectures; needs no GPU
+#   make test-gpu             the kernels' tests without the interpreter
+#   make bench                times, into results/bench.json and docs/
+#   make blackwell            all of these and the audit, on a Blackwell GPU: replaces "BLACKWELL: NOT RUN"
+.PHONY: build test-gpu bench blackwell
+CAPABILITY := import sys, torch; c = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
+
+build: .venv/.dev
+	@$(BIN)/snakemake build
+
+test-gpu: .venv/.dev
+	@$(BIN)/python -c "import sys; from kernels.bench.__main__ import refused; sys.exit(refused())"
+	$(BIN)/python -m pytest -q kernels -p no:cacheprovider --junitxml=results/gpu_tests.xml
+
+bench: .venv/.dev
+	@mkdir -p results; test -f results/bench.json || cp docs/bench.json results/bench.json 2>/dev/null || true
+	@$(BIN)/python -m kernels.bench --out results/bench.json; status=$$?; \
+	  $(BIN)/python -m kernels.bench.page results/bench.json docs/bench.md && cp results/bench.json docs/bench.json \
+	  && exit $$status
+
+# Each step runs whatever the one before found; the exit status is the worst.
+blackwell: .venv/.dev
+	@$(BIN)/python -c "$(CAPABILITY); sys.exit(None if c >= 10 else 'no Blackwell GPU here')"
+	@status=0; for step in build test-gpu bench audit; do $(MAKE) --no-print-directory $$step || status=1; done; exit $$status

@@ -24,6 +24,8 @@ include: "rules/gate.smk"
 include: "rules/report.smk"
 include: "rules/targets.smk"
 include: "rules/build.smk"
+include: "rules/bench.smk"
+include: "rules/targets.smk"
 
 
 rule all:

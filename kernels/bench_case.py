@@ -23,6 +23,8 @@ class Case:
     bytes : read and written at least once by any implementation of one launch.
     flops : multiply-adds x 2 of one launch by operand type: ``"bf16"``, ``"fp8"``.
     launches : kernels that each path launches.
+    peers : names of the peers that belong to this row, here or not; those that are not in ``paths`` are shown as
+        absent.
     check : compares the paths' results on one input set and raises; run before timing.
     """
 
@@ -33,4 +35,5 @@ class Case:
     bytes: float
     flops: Mapping[str, float] = field(default_factory=dict)
     launches: Mapping[str, int] = field(default_factory=dict)
+    peers: tuple[str, ...] = ()
     check: Callable[[], None] | None = None

@@ -3,9 +3,23 @@
 import pytest
 import torch
 
+from kernels import toolchain
 from kernels.interpreter import install
 
 INTERPRETED = install()
+PTXAS = None if INTERPRETED else toolchain.select(blackwell=torch.cuda.get_device_capability() >= (10, 0))
+
+
+def pytest_report_header():
+    if INTERPRETED:
+        return "kernels: interpreted, no GPU is used"
+    return f"kernels: on {torch.cuda.get_device_name()}, {PTXAS}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _device(record_testsuite_property):
+    """Name in the JUnit file where the tests ran; the benchmark's page takes it from there."""
+    record_testsuite_property("device", "interpreter" if INTERPRETED else torch.cuda.get_device_name())
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,112 @@
+"""Rows of bench.json as cells, and the table on a terminal."""
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kernels.bench.results import Row, ours
+from kernels.bench.targets import TARGETS, Target, reached
+from kernels.bench_case import OURS, REPLACED
+
+HEADS = ("row", "ours, us", "floor, us", "of floor", "no graph, us", "launches", "replaced, us", "peers, us")
+ABSENT = "peer absent"
+
+
+def device_groups(results: Mapping[str, Any]) -> Iterable[tuple[str, str, list[Row]]]:
+    """Rows by device and group, in the file's order."""
+
+    def place(row: Row) -> tuple[str, str]:
+        return results["runs"][row["run"]]["device"]["name"], row["group"]
+
+    for (device, group), rows in groupby(sorted(results["rows"], key=place), key=place):
+        yield device, group, list(rows)
+
+
+def title(group: str, rows: list[Row]) -> str:
+    """Name of a group, its target and whether that was reached."""
+    target = TARGETS.get(group)
+    if target is None:
+        return group or "no group"
+    return f"{target.title}: {goal(target)}; {reached(target, rows)}"
+
+
+def goal(target: Target) -> str:
+    """A target in words."""
+    which = "on average" if target.average else "on each row"
+    if target.against is None:
+        return f"must {target.must:.2f} of the floor {which}, aim {target.aim:.2f}"
+    return f"must {target.must:.2f} of the time of {target.against} {which}, aim {target.aim:.2f}"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One row as text, by :data:`HEADS`."""
+    if row["error"]:
+        return (row["name"], f"error: {row['error']}", *[""] * (len(HEADS) - 2))
+    path = ours(row)
+    assert path is not None
+    launches = ", ".join(f"{name} {count}" for name, count in row["launches"].items())
+    floor = row.get("floor_us")
+    peers = [other(row, name) for name in row["paths"] if name not in (OURS, REPLACED)]
+    peers += [f"{name}: {ABSENT}" for name in row["absent"]]
+    return (
+        row["name"],
+        us(path["us"]),
+        number(floor) if floor else "",
+        f"{path['share']:.2f}" if "share" in path else "",
+        number(path["eager_us"]["median"]),
+        launches,
+        other(row, REPLACED).removeprefix(f"{REPLACED}: ") if REPLACED in row["paths"] else "",
+        "; ".join(peers),
+    )
+
+
+def other(row: Row, name: str) -> str:
+    """Time of another path, and ours over it with quartiles."""
+    path = row["paths"][name]
+    if "us" not in path:
+        return f"{name}: error: {path['error']}"
+    ratio = row["ratios"][name]
+    spread = f"{ratio['median']:.2f} ({ratio['q1']:.2f}-{ratio['q3']:.2f})"
+    return f"{name}: {us(path['us'])}, ours/it {spread}"
+
+
+def us(spread: Mapping[str, float]) -> str:
+    """Median and quartiles."""
+    return f"{number(spread['median'])} ({number(spread['q1'])}-{number(spread['q3'])})"
+
+
+def number(value: float) -> str:
+    """Three digits or more."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def ceilings(found: Mapping[str, Any] | None) -> str:
+    """The card's ceilings in words."""
+    if not found:
+        return "ceilings not measured"
+    rates = [f"{kind} {rate / 1e12:.0f} TFLOP/s" for kind, rate in found["flops_per_s"].items()]
+    rates += [f"{kind} not measured: {why}" for kind, why in found["errors"].items()]
+    copy = f"copy {found['copy_bytes_per_s'] / 1e12:.2f} TB/s ({found['copied_bytes'] / 1e9:.1f} GB moved)"
+    return ", ".join([copy, *rates])
+
+
+def show(results: Mapping[str, Any], only: str | None = None, console: Console | None = None) -> None:
+    """Print the tables of one device, or of all."""
+    plain = console or Console()
+    out = plain if console or plain.is_terminal else Console(width=180)
+    for device, group, rows in device_groups(results):
+        if only is not None and device != only:
+            continue
+        shown = Table(title=f"{device}: {title(group, rows)}", title_justify="left", box=box.SIMPLE_HEAD)
+        for index, name in enumerate(HEADS):
+            shown.add_column(name, justify="right" if 0 < index < 5 else "left", overflow="fold")
+        for row in rows:
+            shown.add_row(*cells(row), style="bold red" if row["error"] else None)
+        out.print(shown)
+    for found in results["runs"].values():
+        if only is None or found["device"]["name"] == only:
+            out.print(f"{found['device']['name']}, {found['date']}: {ceilings(found['ceilings'])}")
