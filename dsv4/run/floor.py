@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dsv4.dump import DumpReader, DumpWriter
+from dsv4.floor.dither import draw_seed
 from dsv4.floor.model import FloorModel
 from dsv4.ladder import Variant
 from dsv4.model.config import ModelConfig
@@ -79,7 +80,7 @@ def write_floor(setup: Setup, variant: Variant, prompt: str, stages: set[str] | 
         if stages is None:
             stages = _changed_stages(setup, prompt, parent, emulation)
         count = setup.config.floor_draws if stages else 0
-        seeds = [_seed(setup, prompt, draw) for draw in range(count)]
+        seeds = [draw_seed(setup.config.seed, prompt, draw) for draw in range(count)]
         draws = [_emulate(setup, variant, reference, seed, frozenset(stages)) for seed in seeds]
     spread = _spread(emulation, draws, stages)
     if parent is not None:
@@ -87,12 +88,6 @@ def write_floor(setup: Setup, variant: Variant, prompt: str, stages: set[str] | 
     with DumpWriter(path, setup.attrs(prompt, "floor", variant.id, variant.plan), parent=parent) as writer:
         write_trace(writer, "isolated", emulation, spread)
     return stages
-
-
-def _seed(setup: Setup, prompt: str, draw: int) -> int:
-    """Give every draw of every prompt its own stream of random numbers."""
-    entropy = (setup.config.seed, draw, *prompt.encode())
-    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _emulate(

@@ -1,7 +1,6 @@
 """Both modes of one model on every prompt: isolated on the reference's inputs, and compounded."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,11 +11,13 @@ from dsv4.model.stages import embed
 from dsv4.model.transformer import Transformer
 from dsv4.run.forward import Seen, run_free
 from dsv4.run.isolated import Reference, run_isolated
+from dsv4.run.rows import Rows
 from dsv4.run.setup import Setup
 from dsv4.run.trace import Trace, tap_names
 from kernels.rounding import exact
 
 Traces = dict[str, Trace]
+Input = tuple[Tensor, Rows]
 Wrap = Callable[[Seen], Seen]
 
 
@@ -49,18 +50,44 @@ def run_both_modes(
     isolated, compounded : prompt id -> Trace
     caches : prompt id -> the cache after the compounded run
     """
-    config = setup.checkpoint.config
-    isolated, compounded, tokens, prompts = {}, {}, {}, {}
-    with ExitStack() as files:
-        for name in setup.tokens:
-            path = setup.results / "reference" / f"{name}.h5"
-            reference = Reference(files.enter_context(DumpReader(path, setup.identity(name))), config)
+    config, isolated, inputs = setup.checkpoint.config, {}, {}
+    for name in setup.tokens:
+        with open_reference(setup, name) as dump:
+            reference = Reference(dump, config)
             isolated[name] = Trace(config, reference.rows, tap_names(config, "isolated"))
             run_isolated(model, reference, first_streams(setup, reference), wrap(isolated[name].at))
-            compounded[name] = Trace(config, reference.rows, tap_names(config, "compounded"))
-            prompts[name] = reference.tokens[: reference.rows.prompt]
-            tokens[name] = reference.tokens[reference.rows.prompt :]
-    seen = [wrap(trace.at) for trace in compounded.values()]
-    steps = setup.config.decode_steps
-    _, caches = run_free(model, list(prompts.values()), steps, seen, list(tokens.values()))
-    return isolated, compounded, dict(zip(prompts, caches, strict=True))
+            inputs[name] = reference.tokens, reference.rows
+    return isolated, *run_compounded(setup, model, inputs, wrap)
+
+
+def open_reference(setup: Setup, prompt: str) -> DumpReader:
+    """Open the ``trained`` reference of a prompt."""
+    return DumpReader(setup.results / "reference" / f"{prompt}.h5", setup.identity(prompt))
+
+
+def run_compounded(
+    setup: Setup, model: Transformer, inputs: Mapping[str, Input], wrap: Wrap = unwrapped
+) -> tuple[Traces, dict[str, SequenceCache]]:
+    """Run a model freely on every prompt, fed with the reference's tokens.
+
+    Parameters
+    ----------
+    setup : Setup
+    model : Transformer
+    inputs : prompt id -> tokens (T,) int64 of the prompt and its decode steps, and the judged rows.
+    wrap : see :func:`run_both_modes`.
+
+    Returns
+    -------
+    compounded : prompt id -> Trace
+    caches : prompt id -> the cache after the run
+    """
+    config = setup.checkpoint.config
+    traces = {
+        name: Trace(config, rows, tap_names(config, "compounded")) for name, (_, rows) in inputs.items()
+    }
+    seen = [wrap(trace.at) for trace in traces.values()]
+    prompts = [tokens[: rows.prompt] for tokens, rows in inputs.values()]
+    forced = [tokens[rows.prompt :] for tokens, rows in inputs.values()]
+    _, caches = run_free(model, prompts, setup.config.decode_steps, seen, forced)
+    return traces, dict(zip(inputs, caches, strict=True))
