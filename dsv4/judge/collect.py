@@ -1,7 +1,10 @@
 """Collect an audit: all verdicts and measurements in one file each, and the plan's claims."""
 
+import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from dsv4.config import Config, load
+from dsv4.identity import git_state, versions
 from dsv4.judge.claims import judge_claims
 from dsv4.judge.evidence import Evidence
 from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict, write_json
@@ -56,7 +60,9 @@ def collect(results: Path, config: Config, target: str | None = None) -> dict[st
     """Verdicts of the ladder, or of a variant and its ancestors, as ``gates.json`` holds them."""
     wanted = config.ladder.lineage(target) if target else list(config.ladder)
     verdicts = [read_verdict(results, rung.id) or unjudged(results, config, rung) for rung in wanted]
+    manifest = _manifest(results)
     labels = sorted({str(v["label"]) for v in verdicts if v.get("label")})
+    labels += [manifest["label"]] if manifest.get("label") else []
     device = next((v["device"] for v in verdicts if v.get("device")), None)
     return {
         "schema": SCHEMA,
@@ -64,8 +70,37 @@ def collect(results: Path, config: Config, target: str | None = None) -> dict[st
         "device": device,
         "labels": labels,
         "target": target,
+        "run": run_identity(config, manifest, target, device),
         "variants": verdicts,
     }
+
+
+def _manifest(results: Path) -> Mapping[str, Any]:
+    path = results / "checkpoint.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def run_identity(
+    config: Config, manifest: Mapping[str, Any], target: str | None, device: str | None
+) -> dict[str, Any]:
+    """Say what was asked, when, of which code, on what; a rung judged earlier names its own commit."""
+    commit, dirty = git_state()
+    other = "" if config.path.name == "config.yaml" else f" --configfile {config.path}"
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": f"snakemake{other} {target or 'all'}",
+        "commit": commit,
+        "dirty": dirty,
+        "device": device,
+        "versions": versions(),
+        "config_sha256": _sha256(config.path),
+        "prompts_sha256": _sha256(config.prompts),
+        "checkpoint_sha256": manifest.get("sha256"),
+    }
+
+
+def _sha256(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def concatenate(files: Sequence[Path], path: Path) -> int:

@@ -1,9 +1,13 @@
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from hashlib import sha256
 
 import pandas as pd
 import pytest
 import yaml
 
+from dsv4.identity import git_state
 from dsv4.judge import collect as collect_module
 from dsv4.judge.claims import CHECKS, FILE, judge_claims
 from dsv4.judge.claims_by_field import CLAIMS, NEEDS, WORDS, claimed
@@ -144,6 +148,29 @@ class TestCollect:
         states = {verdict["id"]: verdict for verdict in collect(judged.results, judged.config)["variants"]}
         assert states["B5_all"]["status"] == "not_needed"
         assert "max abs X is 90 in B0_unfused" in states["B5_all"]["reasons"][0]
+
+    def test_the_run_says_what_was_asked_of_what(self, judged, tmp_path):
+        manifest = {"sha256": "c" * 64, "label": "trained nano weights"}
+        write_json(judged.results / "checkpoint.json", manifest)
+        other = tmp_path / "other.yaml"
+        other.write_bytes(judged.config.path.read_bytes())
+        gates = collect(judged.results, replace(judged.config, path=other), "P4")
+        run = gates["run"]
+        commit, dirty = git_state()
+        assert (run["commit"], run["dirty"], run["device"]) == (commit, dirty, "cpu")
+        assert run["command"] == f"snakemake --configfile {other} P4"
+        assert run["config_sha256"] == sha256(other.read_bytes()).hexdigest()
+        assert run["prompts_sha256"] == sha256(judged.config.prompts.read_bytes()).hexdigest()
+        assert run["checkpoint_sha256"] == "c" * 64
+        assert abs((datetime.now(UTC) - datetime.fromisoformat(run["date"])).total_seconds()) < 60
+        assert run["versions"].keys() >= {"torch", "triton", "python"}
+        assert gates["labels"][-1] == "trained nano weights"
+        assert collect(judged.results, judged.config)["run"]["command"] == "snakemake all"
+
+    def test_without_a_manifest_nothing_is_said_of_the_weights(self, judged):
+        gates = collect(judged.results, judged.config)
+        assert not any("weights" in label for label in gates["labels"])
+        assert gates["run"]["checkpoint_sha256"] is None
 
     def test_a_target_takes_its_ancestors(self, judged):
         names = [verdict["id"] for verdict in collect(judged.results, judged.config, "P5")["variants"]]

@@ -79,18 +79,18 @@ def identity(audit: Audit) -> list[tuple[str, str]]:
     head = {key: value for key, value in audit.head.items() if key not in ("schema", "labels", "target")}
     for name in ("run", "identity"):
         head |= head.pop(name, None) or {}
+    checkpoint, command = head.pop("checkpoint_sha256", None), head.pop("command", None)
+    command = command or f"snakemake {audit.target or 'all'}"
     config = audit.checkpoint.get("config") or {}
     told = {
-        **head,
         **{key: value for key, value in audit.labels.items() if key not in ("label", "checkpoint")},
+        **{key: value for key, value in head.items() if value is not None},
         "checkpoint folder": audit.checkpoint.get("folder"),
-        "checkpoint": audit.checkpoint.get("sha256")
-        or audit.labels.get("checkpoint")
-        or head.get("checkpoint"),
+        "checkpoint": audit.checkpoint.get("sha256") or audit.labels.get("checkpoint") or checkpoint,
         "tensors stored as": audit.checkpoint.get("stored_as"),
         "sizes": {name: value for name, value in config.items() if not isinstance(value, float)},
         "labels": labels(audit),
-        "to repeat": f"snakemake {audit.target or 'all'}",
+        "to repeat": command,
     }
     return [
         (name.replace("_", " "), _plain(value))

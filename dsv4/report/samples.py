@@ -126,14 +126,15 @@ def write(results: Path, *, failing: bool = True) -> Path:
     ladder = Ladder(yaml.safe_load(CONFIG.read_text())["ladder"])
     results.mkdir(parents=True)
     run = {
-        "checkpoint": "3f2a9c1d" + "0" * 56,
+        "date": "2026-01-31T12:00:00+00:00",
+        "command": "snakemake all",
         "commit": "0b6ca0d4c1",
         "dirty": False,
-        "versions": {"torch": "2.13.0", "numpy": "2.4.6"},
-        "seed": 0,
         "device": "cpu",
-        "date": "2026-01-31T12:00:00Z",
-        "command": "snakemake all",
+        "versions": {"torch": "2.13.0", "numpy": "2.4.6"},
+        "config_sha256": "5d41402a" + "0" * 56,
+        "prompts_sha256": "77aa01bc" + "0" * 56,
+        "checkpoint_sha256": "3f2a9c1d" + "0" * 56,
     }
     gates = {
         "schema": 1,
@@ -148,7 +149,7 @@ def write(results: Path, *, failing: bool = True) -> Path:
     (results / "gates.json").write_text(json.dumps(gates))
     (results / "claims.json").write_text(json.dumps(claims))
     (results / "checkpoint.json").write_text(
-        json.dumps({"sha256": run["checkpoint"], "num_hidden_layers": 8})
+        json.dumps({"sha256": run["checkpoint_sha256"], "num_hidden_layers": 8})
     )
     measurements(
         [rung.id for rung in ladder if status(rung, failing=failing) not in ("blocked", "not_run")],

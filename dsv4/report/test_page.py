@@ -10,6 +10,7 @@ from markupsafe import escape
 
 from dsv4.report import frames, payload
 from dsv4.report.__main__ import main
+from dsv4.report.behind import identity
 from dsv4.report.load import load
 from dsv4.report.page import render
 from dsv4.report.samples import CONFIG
@@ -59,6 +60,27 @@ def test_first_screen_says_it_in_words(page):
         "does not",
     ):
         assert str(escape(said)) in text, said
+
+
+def test_identity_says_each_thing_of_the_run_once(failing):
+    audit = load(failing, CONFIG)
+    run, told = audit.head["run"], identity(audit)
+    assert len(dict(told)) == len(told)
+    shown = dict(told)
+    for name in ("date", "commit", "device", "config sha256", "prompts sha256"):
+        assert shown[name] == run[name.replace(" ", "_")], name
+    assert shown["dirty"] == "no"
+    assert shown["checkpoint"] == run["checkpoint_sha256"]
+    assert shown["versions"] == "torch 2.13.0, numpy 2.4.6"
+    assert shown["to repeat"] == "snakemake all"
+    assert "trained nano weights" in shown["labels"]
+
+
+def test_a_rung_measured_at_an_earlier_commit_does_not_name_the_run(failing):
+    audit = load(failing, CONFIG)
+    audit.labels = {"commit": "f" * 40, "seed": 0}
+    shown = dict(identity(audit))
+    assert (shown["commit"], shown["seed"]) == ("0b6ca0d4c1", "0")
 
 
 def test_what_artefacts_say_is_escaped(failing):

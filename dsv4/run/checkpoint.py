@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from dsv4.config import checkpoint_sha256, load
+from dsv4.config import checkpoint_sha256, load, model_config
 from dsv4.model.checkpoint import load as load_checkpoint
 from dsv4.model.config import ModelConfig
 from dsv4.run.console import main_guard
@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "folder": str(config.checkpoint),
             "sha256": checkpoint_sha256(config.checkpoint),
             "config": {name: getattr(checkpoint.config, name) for name in ModelConfig.__annotations__},
+            "label": model_config(config.checkpoint).get("weights_label"),
             "formats": dict(checkpoint.formats),
             "stored_as": Counter(checkpoint.formats.values()),
         },

@@ -3,24 +3,21 @@
 import argparse
 import json
 import platform
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dsv4.config import Config, checkpoint_sha256, load
+from dsv4.identity import git_state, versions
 from dsv4.model.checkpoint import Checkpoint
 from dsv4.model.checkpoint import load as load_checkpoint
 from dsv4.model.numerics import Numerics
 from dsv4.model.transformer import Transformer
 from dsv4.plan import Plan, flatten
 from dsv4.prompts import Prompt, encode_all, load_prompts, token_sha256
-
-PACKAGES = ("torch", "triton", "numpy", "h5py", "snakemake")
 
 
 @dataclass(frozen=True)
@@ -67,26 +64,10 @@ class Setup:
             "commit": commit,
             "dirty": dirty,
             "device": f"cpu ({platform.processor() or platform.machine()})",
-            "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "versions": versions(),
             "seed": self.config.seed,
             "label": "emulated on cpu",
         }
-
-
-def git_state() -> tuple[str, bool]:
-    """Commit of the working tree and whether it has uncommitted changes; ``unknown`` outside git."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        return commit, bool(_git("status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown", False
-
-
-def _git(*arguments: str) -> str:
-    root = Path(__file__).parent
-    return subprocess.run(
-        ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
-    ).stdout.strip()
 
 
 def parse(description: str, arguments: Sequence[str] | None, *, variant: bool = False) -> argparse.Namespace:
