@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kernels", "dsv4")
 OPS = (
     "compress",
+    "gather_dequantise",
     "grouped_ffn",
     "hadamard",
     "hc",

@@ -1,0 +1,1 @@
+"""Gather of cache rows by index list into a dense buffer."""

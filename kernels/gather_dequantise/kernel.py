@@ -1,0 +1,129 @@
+"""Gather and dequantise, Triton. The contract is kernels/gather_dequantise/ref.py with ``store`` = BF16.
+
+A program copies a few keys, 64 values a group and 16 bytes a load: 584 bytes are read and 1024 written for each.
+Every value of a record is a BF16 number, so the buffer holds it exactly.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.arguments import check
+from kernels.build_spec import Build, Sizes
+from kernels.formats.kv_record import ROPE
+from kernels.sparse_attn.keys_kernel import check_keys, key_slots, widened
+
+KEYS = 32  # a program: 16 KB of codes in flight with 4 warps
+
+
+@triton.jit
+def _gather_kernel(
+    pages_ptr,
+    rope_ptr,
+    idx_ptr,
+    table_ptr,
+    sequence_ptr,
+    out_ptr,
+    page_stride,
+    table_stride,
+    num_keys,
+    NOPE: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)  # row * num_keys * K outgrows int32
+    key = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
+    slot = key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride, PAGE)
+    values = widened(pages_ptr, rope_ptr, slot, page_stride, PAGE, NOPE, True, True)
+    width: tl.constexpr = NOPE + 64
+    at = (row * num_keys + key)[:, None] * width + tl.arange(0, width)[None, :]
+    tl.store(out_ptr + at, values, mask=(key < num_keys)[:, None])
+
+
+def gather_dequantise(
+    pages: Tensor,
+    idx: Tensor,
+    *,
+    nope: int,
+    page_table: Tensor | None = None,
+    sequence: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Gather the records of an index list into a BF16 buffer.
+
+    Parameters
+    ----------
+    pages : (P, page_bytes) uint8
+        Of :mod:`kernels.formats.kv_record`; rows may be strided by a multiple of 16 bytes.
+    idx : (T, S) int32
+        Slots (page * page_size + offset), or with a page table rows of the sequence; -1: no key.
+    nope : int
+        Nope values of a record: 192 or 448.
+    page_table : (B, M) int32 or None
+    sequence : (T,) int32 or None
+        Which sequence each row belongs to; with ``page_table`` only.
+    out : (T, S, nope + 64) BF16 or None
+        Written.
+
+    Returns
+    -------
+    (T, S, nope + 64) BF16
+        Zeros where idx is -1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor does not fit; the message has its name, shape, dtype and strides.
+    """
+    page = check_keys("gather_dequantise", nope + ROPE, pages, idx, page_table, sequence)
+    rows, num_keys = idx.shape
+    if out is None:
+        out = torch.empty(rows, num_keys, nope + ROPE, dtype=torch.bfloat16, device=idx.device)
+    check("gather_dequantise", dense=("out",), out=(out, f"{rows} {num_keys} {nope + ROPE}", torch.bfloat16))
+    if not idx.numel():
+        return out
+    _gather_kernel[(rows, triton.cdiv(num_keys, KEYS))](
+        pages,
+        pages.view(torch.bfloat16),
+        idx,
+        page_table,
+        sequence,
+        out,
+        pages.stride(0),
+        0 if page_table is None else page_table.stride(0),
+        num_keys,
+        NOPE=nope,
+        PAGE=page,
+        KEYS=KEYS,
+        num_warps=4,
+    )
+    return out
+
+
+def builds(sizes: Sizes) -> list[Build]:
+    """The gather at a real model's record and pages of 64."""
+    return [
+        Build(
+            name=f"gather_dequantise/584/{sizes.name}",
+            kernel=_gather_kernel,
+            signature={
+                "pages_ptr": "*u8",
+                "rope_ptr": "*bf16",
+                "idx_ptr": "*i32",
+                "out_ptr": "*bf16",
+                "page_stride": "i64",
+                "table_stride": "i32",
+                "num_keys": "i32",
+            },
+            constants={
+                "table_ptr": None,
+                "sequence_ptr": None,
+                "NOPE": sizes.head_dim - sizes.qk_rope_head_dim,
+                "PAGE": 64,
+                "KEYS": KEYS,
+            },
+            aligned=("pages_ptr", "rope_ptr", "idx_ptr", "out_ptr", "page_stride", "num_keys"),
+            options={"num_warps": 4},
+        )
+    ]

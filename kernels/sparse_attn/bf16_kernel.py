@@ -1,0 +1,76 @@
+"""Attention with BF16 operands, Triton: B0 over a gathered buffer, B1a over the FP8 pages in place.
+
+One program owns a tile of heads of one row and one split of its keys, in the list's order, with an online softmax
+in base 2. Both paths run the same dots on the same values, so they differ by nothing but where K comes from.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.sparse_attn.keys_kernel import LOG2E, finish, finish_part, key_slots, running, widened
+
+
+@triton.jit
+def attend_bf16_kernel(
+    q_ptr,
+    keys_ptr,
+    pages_ptr,
+    rope_ptr,
+    idx_ptr,
+    table_ptr,
+    sequence_ptr,
+    sinks_ptr,
+    out_ptr,
+    lse_ptr,
+    q_stride,
+    page_stride,
+    table_stride,
+    heads,
+    num_keys,
+    scale,
+    NOPE: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Grid (T, head tiles, SPLITS). ``keys_ptr`` None: K from pages; else from the buffer, -1 masked by idx."""
+    row = tl.program_id(0).to(tl.int64)  # row * num_keys * K outgrows int32
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    split = tl.program_id(2)
+    width: tl.constexpr = NOPE + 64
+    column = tl.arange(0, width)
+    own = (head < heads)[:, None]
+    q = tl.load(q_ptr + row * q_stride + head[:, None] * width + column[None, :], mask=own, other=0.0)
+
+    tiles = tl.cdiv(num_keys, BLOCK_S)
+    first = split * tiles // SPLITS * BLOCK_S
+    last = tl.minimum((split + 1) * tiles // SPLITS * BLOCK_S, num_keys)
+    peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    weighted = tl.zeros((BLOCK_H, width), tl.float32)
+    for start in tl.range(first, last, BLOCK_S):
+        key = start + tl.arange(0, BLOCK_S)
+        slot = key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride, PAGE)
+        if keys_ptr is None:
+            k = widened(pages_ptr, rope_ptr, slot, page_stride, PAGE, NOPE, True, True)
+        else:
+            at = (row * num_keys + key)[:, None] * width + column[None, :]
+            k = tl.load(keys_ptr + at, mask=(key < num_keys)[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k)) * (scale * LOG2E)
+        scores = tl.where((slot >= 0)[None, :], scores, float("-inf"))
+        highest, against = running(peak, scores)
+        shrink = tl.exp2(peak - against)
+        p = tl.exp2(scores - against[:, None])  # [BLOCK_H, BLOCK_S]
+        total = total * shrink + tl.sum(p, 1)
+        weighted = tl.dot(p.to(tl.bfloat16), k, weighted * shrink[:, None])
+        peak = highest
+
+    if SPLITS == 1:
+        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
+    else:
+        inverse, lse = finish_part(peak, total)
+    at = (split * tl.num_programs(0) + row) * heads + head
+    tl.store(lse_ptr + at, lse, mask=head < heads)
+    result = (weighted * inverse[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at[:, None] * width + column[None, :], result, mask=own)

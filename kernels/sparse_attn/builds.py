@@ -1,0 +1,104 @@
+"""What is compiled ahead of time of sparse attention: B0, B1a, B1's variants, the combine, the Hopper kernel."""
+
+from kernels.build_spec import Build, Sizes
+from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
+from kernels.sparse_attn.combine_kernel import CHUNK, _combine_kernel
+from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
+from kernels.sparse_attn.tiles import tile_for
+
+PAGE = 64
+LARGE, SMALL = ("sm_90a", "sm_100a", "sm_103a"), ("sm_120a",)
+SHARED = {
+    "idx_ptr": "*i32",
+    "sinks_ptr": "*fp32",
+    "lse_ptr": "*fp32",
+    "page_stride": "i64",
+    "table_stride": "i32",
+    "heads": "i32",
+    "num_keys": "i32",
+    "scale": "fp32",
+}
+PAGES = {"pages_ptr": "*u8", "rope_ptr": "*bf16", "table_ptr": "*i32", "sequence_ptr": "*i32"}
+ALIGNED = ("page_stride", "table_stride", "heads", "num_keys")
+
+
+def builds(sizes: Sizes) -> list[Build]:
+    """Every path at a real model's heads and 64-token pages, for large and small shared memory."""
+    return [
+        *(build for arches in (LARGE, SMALL) for build in _portable(sizes, arches)),
+        *(_combine(sizes, parts) for parts in (2, 16)),
+    ]
+
+
+def _portable(sizes: Sizes, arches: tuple[str, ...]) -> list[Build]:
+    tail = f"{sizes.name}/{'large' if arches is LARGE else 'small'}"
+    constants = {
+        "NOPE": sizes.head_dim - sizes.qk_rope_head_dim,
+        "PAGE": PAGE,
+        "SPLITS": 1,
+    }
+    none = dict.fromkeys(("table_ptr", "sequence_ptr"))
+    bf16 = SHARED | {"q_ptr": "*bf16", "out_ptr": "*bf16", "q_stride": "i32"}
+    fp8 = SHARED | {"q_ptr": "*u8", "q_rope_ptr": "*bf16", "q_scale_ptr": "*fp32", "out_ptr": "*bf16"} | PAGES
+
+    def build(name, kernel, signature, extra, native=()):  # noqa: ANN001, ANN202 - local
+        tile = tile_for(
+            sizes.num_attention_heads, sizes.head_dim, gathered="keys_ptr" in signature, large=arches is LARGE
+        )
+        shape = {"BLOCK_H": tile.heads, "BLOCK_S": tile.keys}
+        absent = {argument: None for argument in kernel.arg_names if argument.endswith("_ptr")} | none
+        absent = {argument: None for argument in absent if argument not in signature or argument in extra}
+        given = {name: kind for name, kind in signature.items() if name not in extra}
+        return Build(
+            name=f"sparse_attn/{name}/{tail}",
+            kernel=kernel,
+            signature=given,
+            constants=absent | constants | shape | extra,
+            aligned=tuple(
+                name for name, kind in given.items() if kind[0] == "*" or name in (*ALIGNED, "q_stride")
+            ),
+            options={"num_warps": tile.warps, "num_stages": tile.stages},
+            native=native,
+            only=arches,
+        )
+
+    def narrow(name, **extra):  # noqa: ANN001, ANN003, ANN202 - local
+        signature = dict(fp8)
+        if "token_scale_ptr" in extra:
+            signature["token_scale_ptr"] = extra.pop("token_scale_ptr")
+        if "residual_ptr" in extra:
+            signature["residual_ptr"] = extra.pop("residual_ptr")
+        choices = {"ROPE_FP8": False, "PV_FP8": False} | (none if "table" not in name else {}) | extra
+        return build(name, attend_fp8_kernel, signature, choices, ("fp8",))
+
+    return [
+        build("b0", attend_bf16_kernel, bf16 | {"keys_ptr": "*bf16"}, none),
+        build("b1a", attend_bf16_kernel, bf16 | PAGES, none),
+        build("b1a_table", attend_bf16_kernel, bf16 | PAGES, {}),
+        narrow("b1"),
+        narrow("b1_table"),
+        narrow("b1_q2", residual_ptr="*u8"),
+        narrow("b1_aligned", token_scale_ptr="*fp32"),
+        narrow("b1_rope_fp8", ROPE_FP8=True),
+        narrow("b1_pv_fp8", PV_FP8=True),
+    ]
+
+
+def _combine(sizes: Sizes, parts: int) -> Build:
+    return Build(
+        name=f"sparse_attn/combine_{parts}/{sizes.name}",
+        kernel=_combine_kernel,
+        signature={
+            "part_ptr": "*bf16",
+            "part_lse_ptr": "*fp32",
+            "sinks_ptr": "*fp32",
+            "out_ptr": "*bf16",
+            "lse_ptr": "*fp32",
+            "num_parts": "i32",
+            "row_heads": "i32",
+            "heads": "i32",
+        },
+        constants={"K": sizes.head_dim, "PARTS": parts, "CHUNK": min(parts, CHUNK)},
+        aligned=("part_ptr", "part_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr", "row_heads", "heads"),
+        options={"num_warps": 4},
+    )

@@ -1,0 +1,102 @@
+"""Splits of a row's keys: how many, and their parts made one, Triton.
+
+The number of splits is a function of the launch (rows, head tiles, keys), so a row's last bits depend on its
+batch where the batch changes that number; at a given number they do not. The audit's noise floor holds both.
+Parts are added in the order of their keys: the same launch gives the same bits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.sparse_attn.keys_kernel import LN2, LOG2E
+
+PROGRAMS = 132  # one a multiprocessor of an H200: at two tiles of 200 KB no more fit
+MAX_SPLITS = 64
+CHUNK = 8  # parts in registers at once
+
+
+def num_splits(rows: int, head_tiles: int, num_keys: int, tile: int) -> int:
+    """Splits of each row's keys: as many as fill the device, and no more than there are tiles of keys.
+
+    Measured best for (rows, keys) = (2, 640): 10, (64, 640): 2, (128, 640): 1 at 64 heads and 64-key tiles.
+    """
+    tiles = max(triton.cdiv(num_keys, tile), 1)
+    return max(min(tiles, PROGRAMS // max(rows * head_tiles, 1), MAX_SPLITS), 1)
+
+
+@triton.jit
+def _combine_kernel(
+    part_ptr,
+    part_lse_ptr,
+    sinks_ptr,
+    out_ptr,
+    lse_ptr,
+    num_parts,
+    row_heads,
+    heads,
+    K: tl.constexpr,
+    PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64)  # row * heads + head; times K outgrows int32
+    every = tl.arange(0, PARTS)
+    lses = tl.load(part_lse_ptr + every * row_heads + at, mask=every < num_parts, other=float("-inf"))
+    peak = tl.max(lses, 0)
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp2(lses - peak), 0)
+
+    column = tl.arange(0, K)
+    weighted = tl.zeros((K,), tl.float32)
+    for first in tl.static_range(0, PARTS, CHUNK):
+        part = first + tl.arange(0, CHUNK)
+        held = part < num_parts
+        lse = tl.load(part_lse_ptr + part * row_heads + at, mask=held, other=float("-inf"))
+        start = (part * row_heads + at) * K
+        values = tl.load(part_ptr + start[:, None] + column[None, :], mask=held[:, None], other=0.0)
+        weighted += tl.sum(tl.exp2(lse - peak)[:, None] * values.to(tl.float32), 0)
+
+    sink = tl.load(sinks_ptr + at % heads) * LOG2E
+    inverse = tl.where(total == 0, 0.0, tl.div_rn(1.0, total + tl.exp2(sink - peak)))
+    tl.store(out_ptr + at * K + column, (weighted * inverse).to(out_ptr.dtype.element_ty))
+    tl.store(lse_ptr + at, tl.where(total == 0, float("-inf"), (peak + tl.log2(total)) * LN2))
+
+
+def combine(part: Tensor, part_lse: Tensor, sinks: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Make splits one row: ``out = sum_s 2^(lse_s) part_s / (sum_s 2^(lse_s) + e^sink)``.
+
+    Parameters
+    ----------
+    part : (N, T, H, K) BF16 or FP32
+        Each normalised by its own sum, without the sink.
+    part_lse : (N, T, H) FP32
+        Base 2; -inf for a part without keys.
+    sinks : (H,) FP32
+    out : (T, H, K) BF16 or FP32
+        Written.
+    lse : (T, H) FP32
+        Written: natural, without the sink; -inf for a row without keys.
+    """
+    parts, rows, heads, width = part.shape
+    held = triton.next_power_of_2(parts)
+    _combine_kernel[(rows * heads,)](
+        part,
+        part_lse,
+        sinks,
+        out,
+        lse,
+        parts,
+        rows * heads,
+        heads,
+        K=width,
+        PARTS=held,
+        CHUNK=min(held, CHUNK),
+        num_warps=4,
+    )
+
+
+def parts_of(splits: int, rows: int, heads: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Room for parts (N, T, H, K) BF16 and their LSE (N, T, H) FP32."""
+    part = torch.empty(splits, rows, heads, width, dtype=torch.bfloat16, device=device)
+    return part, torch.empty(splits, rows, heads, dtype=torch.float32, device=device)

@@ -1,0 +1,158 @@
+"""What the portable attention kernels share: where a key lies, its values, and how a row is finished.
+
+A slot is page * page_size + offset of a token in the pages of :mod:`kernels.formats.kv_record` or of the aligned
+record. An index list holds slots, or, with a page table, the sequence's own row numbers; -1 is no key.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.arguments import check
+from kernels.formats.device import ue8m0_value
+from kernels.formats.kv_record import ROPE, RecordLayout
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+GROUP = tl.constexpr(64)  # nope values under one scale
+SCALE_BYTES = tl.constexpr(8)  # of a token: one a group, padded
+
+
+@triton.jit
+def key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride, PAGE: tl.constexpr):
+    """Slots of a row's keys, int64 [BLOCK_S]; -1 where there is none or the list has ended."""
+    index = tl.load(idx_ptr + row * num_keys + key, mask=key < num_keys, other=-1)
+    if table_ptr is None:
+        return index.to(tl.int64)
+    else:
+        table = table_ptr + tl.load(sequence_ptr + row).to(tl.int64) * table_stride
+        held = index >= 0
+        page = tl.load(table + index // PAGE, mask=held, other=0).to(tl.int64)
+        return tl.where(held, page * PAGE + index % PAGE, -1)
+
+
+@triton.jit
+def data_offset(slot, page_stride, PAGE: tl.constexpr, DATA: tl.constexpr):
+    """Bytes from the first page to a slot's data, int64; of slot 0 for -1, whose loads are masked."""
+    held = tl.maximum(slot, 0)
+    return held // PAGE * page_stride + held % PAGE * DATA
+
+
+@triton.jit
+def scale_offset(slot, page_stride, PAGE: tl.constexpr, DATA: tl.constexpr):
+    """Bytes from the first page to a slot's scale bytes, int64; of slot 0 for -1."""
+    held = tl.maximum(slot, 0)
+    return held // PAGE * page_stride + PAGE * DATA + held % PAGE * SCALE_BYTES
+
+
+@triton.jit
+def widened(
+    pages_ptr,
+    rope_ptr,
+    slot,
+    page_stride,
+    PAGE: tl.constexpr,
+    NOPE: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROPE: tl.constexpr,
+):
+    """Values [BLOCK_S, NOPE + 64] BF16 of the keys at slots [BLOCK_S], exact; zeros where the slot is -1.
+
+    ``rope_ptr`` is ``pages_ptr`` read as BF16. With SCALED the nope values are multiplied by the record's scale
+    bytes, one a group; without (aligned record) the caller multiplies by the token's one scale. Without ROPE the
+    last 64 columns are zeros.
+    """
+    rows: tl.constexpr = slot.shape[0]
+    groups: tl.constexpr = NOPE // GROUP
+    data: tl.constexpr = NOPE + 2 * GROUP
+    held = (slot >= 0)[:, None, None]
+    group = tl.arange(0, groups + 1)[None, :, None]
+    column = tl.arange(0, GROUP)[None, None, :]
+    start = data_offset(slot, page_stride, PAGE, data)[:, None, None]
+    codes = tl.load(pages_ptr + start + group * GROUP + column, mask=held & (group < groups), other=0)
+    values = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    if SCALED:
+        scales = scale_offset(slot, page_stride, PAGE, data)[:, None, None] + group
+        byte = tl.load(pages_ptr + scales, mask=held & (group < groups), other=0)
+        values = values * ue8m0_value(byte)
+    values = values.to(tl.bfloat16)
+    if ROPE:
+        rope = tl.load(
+            rope_ptr + (start + NOPE) // 2 + column + group * 0, mask=held & (group == groups), other=0.0
+        )
+        values = tl.where(group < groups, values, rope)
+    return tl.reshape(values, (rows, NOPE + GROUP))
+
+
+@triton.jit
+def running(peak, scores):
+    """New running maximum [BLOCK_H], rounded up, and what exponents are taken against: 0 while no key was seen.
+
+    An integer, so that a larger one changes p by a power of two: p rounds alike under any tile and any split.
+    """
+    highest = tl.maximum(peak, tl.ceil(tl.max(scores, 1)))
+    return highest, tl.where(highest == float("-inf"), 0.0, highest)
+
+
+@triton.jit
+def finish(peak, total, sink_ptr, head, heads):
+    """Reciprocal of the denominator with the sink, natural LSE without it: FP32 [BLOCK_H] each.
+
+    A row without keys (total 0) gets 0 and -inf; a NaN total stays NaN.
+    """
+    against = tl.where(peak == float("-inf"), 0.0, peak)
+    sink = tl.load(sink_ptr + head, mask=head < heads, other=0.0) * LOG2E
+    denominator = total + tl.exp2(sink - against)
+    inverse = tl.where(total == 0, 0.0, tl.div_rn(tl.full(total.shape, 1.0, tl.float32), denominator))
+    return inverse, log2_sum(peak, total) * LN2
+
+
+@triton.jit
+def finish_part(peak, total):
+    """Reciprocal of a split's own sum (0 for no key) and its base-2 LSE: FP32 [BLOCK_H] each."""
+    one = tl.full(total.shape, 1.0, tl.float32)
+    return tl.where(total == 0, 0.0, tl.div_rn(one, total)), log2_sum(peak, total)
+
+
+@triton.jit
+def log2_sum(peak, total):
+    """Base-2 logarithm of a sum kept as total * 2^peak; -inf for no key."""
+    return tl.where(total == 0, float("-inf"), peak + tl.log2(total))
+
+
+def check_keys(
+    op: str,
+    width: int,
+    pages: Tensor,
+    idx: Tensor,
+    page_table: Tensor | None,
+    sequence: Tensor | None,
+    token_scale: Tensor | None = None,
+) -> int:
+    """Refuse pages, index list or page table that do not fit a head_dim of ``width``; else the page size.
+
+    Pages are (P, page_bytes) uint8 of :mod:`kernels.formats.kv_record`, or with ``token_scale`` (P, p) FP32 the
+    aligned record's data (P, p, nope + 128). Pages start at multiples of 16 bytes.
+    """
+    shape = "P Z" if token_scale is None else f"P p {width - ROPE + 2 * ROPE}"
+    check(
+        op,
+        dense=("idx", "sequence", "token_scale"),
+        pages=(pages, shape, torch.uint8),
+        token_scale=(token_scale, "P p", torch.float32),
+        idx=(idx, "T S", torch.int32),
+        page_table=(page_table, "B M", torch.int32),
+        sequence=(sequence, "T", torch.int32),
+    )
+    if width not in (256, 512):
+        raise ValueError(f"{op}: head_dim must be 256 or 512, got {width}")
+    if (page_table is None) != (sequence is None):
+        raise ValueError(f"{op}: page_table and sequence come together")
+    whole = token_scale is None or pages.stride(1) == pages.shape[2]
+    if pages.stride(0) % 16 or pages.data_ptr() % 16 or not whole:
+        raise ValueError(
+            f"{op}: pages of shape {tuple(pages.shape)} and strides {pages.stride()} do not start at multiples"
+            " of 16 bytes, or a page is not dense"
+        )
+    return RecordLayout(width - ROPE).page_size(pages.shape[1]) if token_scale is None else pages.shape[1]

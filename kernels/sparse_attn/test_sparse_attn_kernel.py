@@ -1,0 +1,350 @@
+"""Sparse attention's kernels against the ref, within a bound derived from their roundings; faults leave it.
+
+With A = sum_s p_s |v_s| / denominator: p is rounded once (2^-8 of itself in BF16; E4M3 of 256 p: 2^-4, or 2^-17 where
+it is subnormal, p being relative to at most twice the row's largest), a part of a split once more (2^-8), the result
+once (2^-8 of itself), and a logit's error d changes p and the denominator by a factor 1 +- d. The ref is taken
+without these roundings.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from kernels._check import assert_bitwise, draw
+from kernels.formats import aligned_record, bf16, e4m3, fp8_block
+from kernels.formats.kv_record import ROPE, RecordLayout
+from kernels.gather_dequantise.kernel import gather_dequantise
+from kernels.sparse_attn.combine_kernel import num_splits
+from kernels.sparse_attn.kernel import (
+    path_of,
+    room,
+    sparse_attn_fp8,
+    sparse_attn_gathered,
+    sparse_attn_widened,
+)
+from kernels.sparse_attn.ref import AttnRounding, sparse_attn
+
+PAGE, PAGES = 16, 11
+TABLE = torch.tensor([[10, 0, 2, 5, 3, -1], [1, 7, 4, 6, 8, -1]], dtype=torch.int32)
+ROWS = PAGE * 5  # of a sequence; every other byte of the pages is 0xff, a NaN
+PATHS = ("b0", "b1a", "b1", "b1_q2", "b1_aligned", "b1_aligned_q2", "b1_rope_fp8", "b1_pv_fp8")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors of a call; ``x`` (2, ROWS, K) are two sequences' rows, ``idx`` (T, S) rows of the sequence."""
+
+    q: torch.Tensor
+    x: torch.Tensor
+    idx: torch.Tensor
+    sinks: torch.Tensor
+    sequence: torch.Tensor
+
+    @property
+    def nope(self) -> int:
+        return self.q.shape[-1] - ROPE
+
+    @property
+    def scale(self) -> float:
+        return self.q.shape[-1] ** -0.5
+
+
+def case(T=3, H=3, S=70, *, nope=192, seed=0) -> Inputs:
+    """Groups of unequal magnitude, repeated and missing keys, one row without keys."""
+    width = nope + ROPE
+    power = draw(2, ROWS, width // 64, seed=seed + 2).round()
+    x = draw(2, ROWS, width, seed=seed + 1) * torch.exp2(power).repeat_interleave(64, -1)
+    generator = torch.Generator().manual_seed(seed + 3)
+    idx = torch.randint(-ROWS // 4, ROWS, (T, S), generator=generator).clamp_min(-1).int()
+    idx[:, :1] = ROWS - 1
+    if T > 1:
+        idx[1] = -1
+    sequence = (torch.arange(T) % 2).int()
+    return Inputs(draw(T, H, width, seed=seed).bfloat16(), x, idx, draw(H, seed=seed + 4), sequence)
+
+
+def slots(idx, sequence):
+    """Physical slot of each row of a sequence, -1 kept."""
+    page = TABLE[sequence.long()].gather(1, (idx.clamp_min(0) // PAGE).long())
+    return torch.where(idx >= 0, page * PAGE + idx % PAGE, -1).int()
+
+
+def stored(inputs, aligned):
+    """Pages (with the aligned record: data and scales) and the values that they hold, (PAGES * PAGE, K)."""
+    layout = RecordLayout(inputs.nope)
+    place = (TABLE[:, :-1, None] * PAGE + torch.arange(PAGE)).reshape(-1).long()
+    flat = inputs.x.flatten(0, 1)
+    pool = torch.zeros(PAGES * PAGE, flat.shape[1])
+    if aligned:
+        data, scale = aligned_record.encode(flat)
+        pages = torch.full((PAGES * PAGE, layout.data_bytes), 0xFF, dtype=torch.uint8)
+        scales = torch.full((PAGES * PAGE,), torch.nan)
+        pages[place], scales[place], pool[place] = data, scale[:, 0], aligned_record.decode(data, scale)
+        return pages.view(PAGES, PAGE, -1), scales.view(PAGES, PAGE), pool
+    data, scale = layout.encode(flat)
+    pages = torch.full((PAGES, layout.page_bytes(PAGE)), 0xFF, dtype=torch.uint8)
+    layout.write(pages, place, data, scale)
+    pool[place] = layout.decode(data, scale)
+    return pages, None, pool
+
+
+def q_record(q, nope):
+    """Codes and rope (T, H, K + 64) uint8, scale (T, H), residual codes; and the values of one term and of two."""
+    wide = q.float()
+    codes, scale = fp8_block.quantise(wide[..., :nope], nope)
+    first = e4m3.decode(codes)
+    residual = e4m3.encode(wide[..., :nope] / scale - first)
+    rope = (wide[..., nope:] / scale).bfloat16().view(torch.uint8)
+    two = (first + e4m3.decode(residual)) * scale
+    record = torch.cat([codes, rope], -1).contiguous()
+    return record, scale[..., 0].contiguous(), residual, first * scale, two
+
+
+def row_fp8(x):
+    return fp8_block.round(bf16.round(x), x.shape[-1])
+
+
+def run(path, inputs, device, *, table=False, splits=1):
+    """A path's (out, lse), poisoned first, and the q and pool that the ref is to take."""
+    aligned = "aligned" in path
+    pages, token_scale, pool = stored(inputs, aligned)
+    idx = inputs.idx if table else slots(inputs.idx, inputs.sequence)
+    T, H, width = inputs.q.shape
+    into = room(T, H, idx.shape[1], width, torch.device(device), splits=splits)
+    for tensor in (into.out, into.lse, into.part, into.part_lse):
+        if tensor is not None:
+            tensor.fill_(torch.nan)
+    on = {"scale": inputs.scale, "into": into}
+    paged = {"page_table": TABLE.to(device), "sequence": inputs.sequence.to(device)} if table else {}
+    q, pages, idx, sinks = (t.to(device) for t in (inputs.q, pages, idx, inputs.sinks))
+    if path == "b0":
+        keys = gather_dequantise(pages, idx, nope=inputs.nope, **paged)
+        got = sparse_attn_gathered(q, keys, idx, sinks, **on)
+        return got, inputs.q.float(), pool
+    if path == "b1a":
+        return sparse_attn_widened(q, pages, idx, sinks, **on, **paged), inputs.q.float(), pool
+    record, q_scale, residual, one, two = q_record(inputs.q, inputs.nope)
+    terms = 2 if "q2" in path else 1
+    got = sparse_attn_fp8(
+        record.to(device),
+        q_scale.to(device),
+        pages,
+        idx,
+        sinks,
+        residual=residual.to(device) if terms == 2 else None,
+        token_scale=None if token_scale is None else token_scale.to(device),
+        rope_fp8="rope_fp8" in path,
+        pv_fp8="pv_fp8" in path,
+        **on,
+        **paged,
+    )
+    return got, torch.cat([two if terms == 2 else one, inputs.q.float()[..., inputs.nope :]], -1), pool
+
+
+def want(path, inputs, q, pool):
+    """The ref's (out, lse) of values as the kernel reads them, and the bounds of both, all on the CPU."""
+    row = row_fp8 if "rope_fp8" in path else bf16.round
+    at = AttnRounding(q_rope=row, k_rope=row)
+    idx = slots(inputs.idx, inputs.sequence).long()
+    out, lse = sparse_attn(q, pool, idx, inputs.sinks, n_rope=ROPE, scale=inputs.scale, at=at)
+    turned = torch.cat([q[..., : inputs.nope], row(q[..., inputs.nope :])], -1).double()
+    keys = torch.cat([pool[:, : inputs.nope], row(pool[:, inputs.nope :])], -1).double()
+    chosen, held = keys[idx.clamp_min(0)], (idx >= 0)[:, None, :]
+    logits = torch.einsum("thk,tsk->ths", turned, chosen) * inputs.scale
+    size = torch.einsum("thk,tsk->ths", turned.abs(), chosen.abs()) * inputs.scale
+    top = torch.where(held, logits, -torch.inf).amax(-1, keepdim=True).clamp_min(-1e30)
+    p = torch.where(held, (logits - top).exp(), 0)
+    denominator = p.sum(-1, keepdim=True) + (inputs.sinks.double()[None, :, None] - top).exp()
+    values = pool[idx.clamp_min(0)].double().abs()
+    mean = torch.einsum("ths,tsk->thk", p / denominator, values)
+    # FP32 sums of K products, or FP8 tensor cores that keep 14 bits of a sum on the device
+    logit = (512 * 2.0**-24 if row is bf16.round and not torch.cuda.is_available() else 2.0**-12) * size
+    logit = torch.where(held, logit, 0).amax(-1) + 2.0**-20
+    rounded = torch.full_like(mean, 2.0**-8)
+    bound = 0.0
+    if "pv_fp8" in path:
+        rounded[..., : inputs.nope] = 2.0**-4
+        flat = torch.where(held[:, 0, :, None], values, 0).sum(1)
+        bound = 2.0**-17 * flat[:, None] / denominator
+        bound[..., inputs.nope :] = 0
+    bound = bound + mean * (rounded + 2 * logit[..., None]) + 2.0**-7 * mean
+    return out, lse, bound, logit + 2.0**-22 * lse.nan_to_num(0, 0, 0).abs()
+
+
+def close(got, wanted):
+    """Whether :func:`assert_close` holds."""
+    try:
+        assert_close(got, wanted)
+    except AssertionError:
+        return False
+    return True
+
+
+def assert_close(got, wanted):
+    """Within the bounds everywhere; a row without keys exactly."""
+    (out, lse), (ref_out, ref_lse, bound, lse_bound) = (t.cpu() for t in got), wanted
+    none = ref_lse == -torch.inf
+    assert_bitwise(lse == -torch.inf, none)
+    assert (out[none] == 0).all()
+    error = (out.double() - ref_out.double()).abs()
+    assert (error <= bound).all(), f"out: {(error / bound).max()} of its bound"
+    error = (lse.double() - ref_lse.double())[~none].abs()
+    assert (error <= lse_bound[~none]).all(), f"lse: {error.max()}"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("T", "H", "S", "nope", "splits", "table"),
+    [
+        pytest.param(1, 1, 1, 192, 1, False, id="one"),
+        pytest.param(3, 3, 70, 192, 1, True, id="page-table"),
+        pytest.param(1, 40, 129, 192, 3, False, id="heads40-splits3"),
+        pytest.param(1, 8, 127, 448, 2, True, id="head_dim512-splits2"),
+    ],
+)
+def test_within_the_bound_of_its_roundings(path, T, H, S, nope, splits, table, accelerator):
+    inputs = case(T, H, S, nope=nope)
+    got, q, pool = run(path, inputs, accelerator, table=table, splits=splits)
+    assert_close(got, want(path, inputs, q, pool))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_planted_faults_leave_the_bound(path, accelerator):
+    inputs = case(3, 3, 70)
+    got, q, pool = run(path, inputs, accelerator)
+    rolled = pool.clone()
+    rolled[:, :64] = pool.roll(1, 0)[:, :64]
+    nope = inputs.nope
+    faults = {
+        "sink left out": (replace(inputs, sinks=torch.full_like(inputs.sinks, -torch.inf)), q, pool),
+        "a group's scales and codes of the token before": (inputs, q, rolled),
+        "rope dot left out": (inputs, torch.cat([q[..., :nope], q[..., nope:] * 0], -1), pool),
+        "last key left out": (replace(inputs, idx=inputs.idx[:, :-1]), q, pool),
+        "heads swapped": (inputs, q.roll(1, 1), pool),
+        "other sequence's pages": (replace(inputs, sequence=1 - inputs.sequence), q, pool),
+        "gain": (inputs, q, pool * 1.2),
+    }
+    if "q2" in path:
+        faults["second term left out"] = (
+            inputs,
+            torch.cat([q_record(inputs.q, nope)[3], q[..., nope:]], -1),
+            pool,
+        )
+    for name, (other, other_q, other_pool) in faults.items():
+        seen = not close(got, want(path, other, other_q, other_pool))
+        assert seen, f"{name}: within the bound"
+
+
+def test_b1a_is_b0_up_to_the_order_of_sums(accelerator):
+    inputs = case(3, 3, 129)
+    got, q, pool = run("b0", inputs, accelerator)
+    mean = want("b0", inputs, q, pool)[2] * 2**7  # over a mean of |v|
+    b0, b1a = got[0].double().cpu(), run("b1a", inputs, accelerator)[0][0].double().cpu()
+    assert (
+        (b0 - b1a).abs() <= 2.0**-8 * b0.abs() + 2.0**-20 * mean
+    ).all()  # one step of BF16, where a sum crosses it
+    assert ((b0 != b1a).double().mean()) < 0.05
+
+
+def test_no_two_paths_compute_the_same(accelerator):
+    inputs = case(1, 3, 40)
+    names = (
+        "b0",
+        "b1",
+        "b1_rope_fp8",
+        "b1_pv_fp8",
+    )  # two terms hold a BF16 q, one scale holds seven: both exact here
+    outs = {path: run(path, inputs, accelerator)[0][0] for path in names}
+    for path, out in outs.items():
+        for other, its in outs.items():
+            assert path == other or not torch.equal(out, its), f"{path} and {other} are the same"
+
+
+@pytest.mark.parametrize("path", ["b0", "b1", "b1_aligned_q2"])
+def test_a_row_does_not_see_its_batch(path, accelerator):
+    inputs = case(3, 3, 70)
+    (out, lse), _, _ = run(path, inputs, accelerator, splits=2)
+    alone = Inputs(inputs.q[2:3], inputs.x, inputs.idx[2:3], inputs.sinks, inputs.sequence[2:3])
+    (one, one_lse), _, _ = run(path, alone, accelerator, splits=2)
+    assert_bitwise(one.float().cpu(), out[2:3].float().cpu())
+    assert_bitwise(one_lse.cpu(), lse[2:3].cpu())
+
+
+@pytest.mark.parametrize("path", ["b0", "b1a", "b1", "b1_aligned_q2", "b1_pv_fp8"])
+def test_a_nan_key_stays_with_the_rows_that_name_it(path, accelerator):
+    inputs = case(3, 3, 20)
+    inputs.idx[2:, 3:][inputs.idx[2:, 3:] == 7] = 8
+    inputs.idx[0, 5] = 7
+    (clean, _), _, _ = run(path, inputs, accelerator)
+    inputs.x[:, 7, 3] = torch.nan
+    (out, lse), _, _ = run(path, inputs, accelerator)
+    assert out[0, :, 3].isnan().all()
+    assert lse[0].isnan().all()
+    assert_bitwise(out[1:].float().cpu(), clean[1:].float().cpu())
+
+
+@pytest.mark.parametrize("path", ["b1a", "b1", "b1_aligned"])
+def test_strided_pages_and_rows_are_read_where_they_are(path, accelerator):
+    inputs = case(3, 3, 20)
+    (out, _), _, _ = run(path, inputs, accelerator)
+    pages, token_scale, _ = stored(inputs, "aligned" in path)
+    wide = torch.full((PAGES, 3, *pages.shape[1:]), 0xFF, dtype=torch.uint8, device=accelerator)
+    wide[:, 1] = pages.to(accelerator)
+    idx, sinks = slots(inputs.idx, inputs.sequence).to(accelerator), inputs.sinks.to(accelerator)
+    if path == "b1a":
+        rows = torch.zeros(3, 2, *inputs.q.shape[1:], dtype=torch.bfloat16, device=accelerator)
+        rows[:, 1] = inputs.q.to(accelerator)
+        got = sparse_attn_widened(rows[:, 1], wide[:, 1], idx, sinks, scale=inputs.scale)
+    else:
+        record, q_scale = (t.to(accelerator) for t in q_record(inputs.q, inputs.nope)[:2])
+        token_scale = None if token_scale is None else token_scale.to(accelerator)
+        got = sparse_attn_fp8(
+            record, q_scale, wide[:, 1], idx, sinks, scale=inputs.scale, token_scale=token_scale
+        )
+    assert_bitwise(got[0].float().cpu(), out.float().cpu())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("T", "S"), [(0, 5), (2, 0)])
+def test_no_rows_and_no_keys(path, T, S, accelerator):
+    inputs = case(2, 3, 1)
+    inputs = replace(inputs, q=inputs.q[:T], sequence=inputs.sequence[:T])
+    inputs = replace(inputs, idx=torch.empty(T, S, dtype=torch.int32))
+    (out, lse), _, _ = run(path, inputs, accelerator)
+    assert out.shape == (T, 3, 256)
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+def test_splits_fill_the_device_and_no_more():
+    measured = {(2, 640): 10, (64, 640): 2, (128, 640): 1}
+    assert {key: num_splits(key[0], 1, key[1], 64) for key in measured} == measured
+    assert num_splits(1, 1, 8192, 64) == 64
+    assert num_splits(0, 1, 0, 64) == num_splits(1, 1, 1, 64) == num_splits(10_000, 2, 1152, 64) == 1
+
+
+def test_the_path_is_the_portable_one_where_the_hopper_kernel_cannot_run():
+    cpu = torch.device("cpu")
+    assert path_of(512, cpu) == "portable"
+    inputs = case(1, 1, 1)
+    record, q_scale = q_record(inputs.q, inputs.nope)[:2]
+    pages, idx = stored(inputs, False)[0], slots(inputs.idx, inputs.sequence)
+    with pytest.raises(ValueError, match="no Hopper kernel"):
+        sparse_attn_fp8(record, q_scale, pages, idx, inputs.sinks, scale=1.0, path="hopper")
+
+
+def test_what_does_not_fit_is_refused_by_name(accelerator):
+    inputs = case(2, 3, 5)
+    pages = stored(inputs, False)[0].to(accelerator)
+    q, idx, sinks = (t.to(accelerator) for t in (inputs.q, slots(inputs.idx, inputs.sequence), inputs.sinks))
+    for bad, message in (
+        ({"q": q.float()}, "q is torch.float32"),
+        ({"idx": idx.long()}, "idx is torch.int64"),
+        ({"sinks": sinks[:2]}, r"sinks is .*\(2,\)"),
+        ({"pages": pages[:, :-16]}, "no page of nope 192"),
+        ({"q": q[..., :128]}, "head_dim must be 256 or 512"),
+        ({"sequence": inputs.sequence.to(accelerator)}, "page_table and sequence come together"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            sparse_attn_widened(**({"q": q, "pages": pages, "idx": idx, "sinks": sinks} | bad), scale=1.0)

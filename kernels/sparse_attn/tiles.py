@@ -1,0 +1,99 @@
+"""Tiles of the portable kernels, and room for what a call writes."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.sparse_attn.combine_kernel import num_splits, parts_of
+
+BLOCK = 64  # heads and keys of a tile, as splits are counted, on every path
+LARGE_SMEM = ((9, 0), (10, 0), (10, 3))  # 227 KB a multiprocessor; others have 99 KB
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Heads and keys of one step, warps, and tiles of keys in flight."""
+
+    heads: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# By head_dim over 256 and 227 KB of shared memory. Gathered keys: q and K tiles of 64 x 512 BF16 are 64 KB each, so
+# two K tiles fit beside q, and no more heads or keys do; with 4 warps the 64 x 512 FP32 sums spill 1.7 KB. 99 KB hold
+# 16 x 512 of q and 32 of K twice.
+_GATHERED = {
+    (True, True): Tile(64, 64, 8, 2),
+    (True, False): Tile(16, 32, 4, 2),
+    (False, True): Tile(64, 64, 4, 2),
+    (False, False): Tile(32, 32, 4, 2),
+}
+# Keys read in place pass through registers on their way: 64 x 512 of them beside the sums spill 1.6 KB.
+_IN_PLACE = {
+    (True, True): Tile(64, 32, 8, 1),
+    (True, False): Tile(16, 32, 4, 1),
+    (False, True): Tile(64, 32, 4, 1),
+    (False, False): Tile(32, 32, 4, 1),
+}
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where a call writes: results, and parts of rows whose keys are split.
+
+    Attributes
+    ----------
+    out : (T, H, K) BF16 or FP32
+    lse : (T, H) FP32
+    part, part_lse : (N, T, H, K) BF16 and (N, T, H) FP32, or None for one split
+    """
+
+    out: Tensor
+    lse: Tensor
+    part: Tensor | None
+    part_lse: Tensor | None
+
+    @property
+    def splits(self) -> int:
+        """Splits of each row's keys."""
+        return 1 if self.part is None else len(self.part)
+
+    @property
+    def written(self) -> tuple[Tensor, Tensor]:
+        """What the attention kernel itself writes."""
+        if self.part is None or self.part_lse is None:
+            return self.out, self.lse
+        return self.part, self.part_lse
+
+
+def room(
+    rows: int,
+    heads: int,
+    num_keys: int,
+    width: int,
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    splits: int | None = None,
+) -> Room:
+    """Allocate a call's results; ``splits`` None: by :func:`kernels.sparse_attn.combine_kernel.num_splits`."""
+    count = splits or num_splits(rows, triton.cdiv(heads, BLOCK), num_keys, BLOCK)
+    out = torch.empty(rows, heads, width, dtype=dtype, device=device)
+    lse = torch.empty(rows, heads, dtype=torch.float32, device=device)
+    parts = parts_of(count, rows, heads, width, device) if count > 1 else (None, None)
+    return Room(out, lse, *parts)
+
+
+def tile_of(heads: int, width: int, device: torch.device, *, gathered: bool) -> Tile:
+    """Tile of the portable kernels on a device."""
+    large = device.type != "cuda" or torch.cuda.get_device_capability(device) in LARGE_SMEM
+    return tile_for(heads, width, gathered=gathered, large=large)
+
+
+def tile_for(heads: int, width: int, *, gathered: bool, large: bool) -> Tile:
+    """Tile for 227 KB of shared memory or 99: fewer heads than a tile's make it smaller, down to 16."""
+    tile = (_GATHERED if gathered else _IN_PLACE)[width > 256, large]
+    return Tile(min(tile.heads, max(16, triton.next_power_of_2(heads))), tile.keys, tile.warps, tile.stages)
