@@ -1,7 +1,8 @@
 """A report after a crash: render what was judged, without verdicts that the crash made stale.
 
 A job that fails takes its outputs with it, but the verdict that an earlier run drew from them
-stays. So a verdict counts only when the dumps and metrics below it are there and no newer.
+stays. So a verdict counts only when the dumps and metrics below it are there and no newer, and the
+noise that the page draws only while its plan's dumps are.
 """
 
 import json
@@ -18,12 +19,19 @@ PAGE = Path("reports/index.html")
 
 def current(results: Path, variant: Variant, prompts: Sequence[str]) -> bool:
     """Whether the verdict on ``variant`` rests on files that are there and older than it."""
-    verdict = results / "gates" / f"{variant.id}.json"
-    below = [results / "metrics" / f"{variant.id}.parquet"]
-    below += [results / "variants" / variant.id / f"{prompt}.h5" for prompt in prompts]
-    if not verdict.is_file() or not all(path.is_file() for path in below):
+    below = [results / "metrics" / f"{variant.id}.parquet", *_dumps(results, variant, prompts)]
+    return _newest(results / "gates" / f"{variant.id}.json", below)
+
+
+def _dumps(results: Path, variant: Variant, prompts: Sequence[str]) -> list[Path]:
+    return [results / "variants" / variant.id / f"{prompt}.h5" for prompt in prompts]
+
+
+def _newest(path: Path, below: Sequence[Path]) -> bool:
+    """Whether ``path`` and what it rests on are there, and nothing of that is newer."""
+    if not path.is_file() or not all(other.is_file() for other in below):
         return False
-    return max(path.stat().st_mtime_ns for path in below) <= verdict.stat().st_mtime_ns
+    return max(other.stat().st_mtime_ns for other in below) <= path.stat().st_mtime_ns
 
 
 def drop_stale(results: Path, config: Config, prompts: Sequence[str]) -> list[str]:
@@ -35,6 +43,9 @@ def drop_stale(results: Path, config: Config, prompts: Sequence[str]) -> list[st
             stale.add(variant.id)
             if verdict.is_file():
                 verdict.unlink()
+        noise = results / "noise" / f"{variant.id}.parquet"
+        if not _newest(noise, _dumps(results, variant, prompts)):
+            noise.unlink(missing_ok=True)
     return sorted(stale)
 
 

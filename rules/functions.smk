@@ -95,6 +95,11 @@ def judged(variant):
     return files
 
 
+def noise_of_baseline(wildcards):
+    """Noise of B0's free runs, for the page; nothing where B0 is not judged in this call."""
+    return expand("<results>/noise/B0.parquet") if judged("B0")(wildcards) else []
+
+
 def no_such_target(wildcards):
     """Say what there is; Snakemake alone would only say that no rule makes it."""
     raise WorkflowError(

@@ -42,6 +42,7 @@ rule report:
         gates="<results>/gates.json",
         table="<results>/metrics.parquet",
         claims="<results>/claims.json",
+        noise=noise_of_baseline,
         code=closure("dsv4.report"),
     output:
         page="reports/index.html",

@@ -46,6 +46,8 @@ def main() -> None:
         write(results / "checkpoint.json")
     elif STAGE == "measure":
         write(results / "metrics" / f"{variant}.parquet")
+    elif STAGE == "noise":
+        write(results / "noise" / f"{variant}.parquet")
     elif STAGE == "gate":
         verdict = {"id": variant, "status": script["status"].get(variant, "pass"), "at": time.time_ns()}
         write(results / "gates" / f"{variant}.json", json.dumps(verdict))

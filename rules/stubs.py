@@ -34,11 +34,11 @@ COPIED += [
         "code_inputs",
     )
 ]
-STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor"]
+STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise"]
 STAGES += ["judge.measure", "judge.gate", "judge.collect", "judge.enforce", "report"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
-    **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor")},
+    **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor", "noise")},
     "judge.gate": ["dsv4.judge.limits", *MODEL],
 }
 

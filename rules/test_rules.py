@@ -54,6 +54,7 @@ class TestAfterAWholeRun:
         assert "B5_all" in {rung.id for rung in done.ladder} - wanted
         for stage in ("variant", "floor", "measure", "gate"):
             assert done.first[stage] == wanted
+        assert done.first["noise"] == {"B0"}
         assert done.page()["status"] == dict.fromkeys(wanted, "pass")
         assert (done.folder / "results/latest").readlink().name == done.results.name
 
@@ -117,6 +118,7 @@ def test_one_rung_runs_what_it_stands_on(workflow):
     ran = workflow.ran()
     for stage in ("variant", "floor", "measure", "gate"):
         assert ran[stage] == {"B0_unfused", "P4", "P5"}
+    assert "noise" not in ran
     assert workflow.page() == {"target": "P5", "status": dict.fromkeys(("B0_unfused", "P4", "P5"), "pass")}
     assert workflow.planned("P5") == {}
 
