@@ -15,6 +15,7 @@ from dsv4.report.marks import (
     MAIN,
     PLACE,
     SELECTED,
+    band,
     chart,
     crosses,
     decade_axis,
@@ -29,16 +30,18 @@ from dsv4.report.marks import (
     tip,
 )
 
+NOISE = ("noise_low", "noise_high")
+
 
 def layer_cosine(frame: pd.DataFrame) -> alt.LayerChart:
-    """1 - cosine by layer on a log axis: whole tensor, worst row (dashed), limit and floor (ticks)."""
-    base = decades(layered(), "err", "err_row", "floor", "limit")
+    """1 - cosine by layer on a log axis: tensor, worst row (dashed), limit and floor (ticks), noise (band)."""
+    base = decades(layered(), "err", "err_row", "floor", "limit", "noise_low", "noise_high")
     good, x = base.transform_filter("datum.bad == ''"), layer_axis()
     marks = series("series", [*MAIN, SELECTED])
     y = alt.Y("lg_err:Q", scale=FREE, axis=decade_axis("1 − cosine (log, up is worse)"))
     line = base.mark_line(strokeWidth=1.5).encode(x=x, y=y, color=marks["color"])
     row = base.mark_line(strokeWidth=1, strokeDash=[2, 3]).encode(x=x, y="lg_err_row:Q", color=marks["color"])
-    names = tip("tap", "layer", "cos", "cos_row", "rel_l2", "gain", "at")
+    names = tip("tap", "layer", "cos", "cos_row", "rel_l2", "over_noise", *NOISE, "noise_of", "gain", "at")
     points = good.mark_point(filled=True, size=42, opacity=1).encode(x=x, y=y, tooltip=names, **marks)
     bounds = [
         good.transform_filter(f"isValid(datum.lg_{name})")
@@ -49,7 +52,8 @@ def layer_cosine(frame: pd.DataFrame) -> alt.LayerChart:
         for name, thickness, width, share in (("floor", 1, 8, 0.3), ("limit", 2, 22, 0.6))
     ]
     cross = crosses(base, x, "tap", "layer", "at")
-    layers = alt.layer(spanned(good, "err", "err_row"), row, line, *bounds, points, cross)
+    noise = band(base, x, marks["color"])
+    layers = alt.layer(spanned(good, "err", "err_row"), noise, row, line, *bounds, points, cross)
     words = "1 minus cosine to the reference by layer, for attn_out, moe_out, streams and one more tap"
     return placed(layers.add_params(picked()), frame, 240, words)
 
@@ -124,19 +128,19 @@ def codes(frame: pd.DataFrame) -> alt.LayerChart:
 
 def drift(frame: pd.DataFrame, taps: Sequence[str] = (*MAIN, "logits")) -> alt.LayerChart:
     """Error of the free run by decode step: 1 - cosine, and KL for the logits."""
-    base, marks = decades(chart(), "value"), series("tap", taps)
+    base, marks = decades(chart(), "value", *NOISE), series("tap", taps)
     y = alt.Y("lg_value:Q", scale=FREE, axis=decade_axis("1 − cosine; logits: KL, nats (log)"))
     x = alt.X(
         "step:Q",
         scale=alt.Scale(nice=False),
         axis=alt.Axis(title="decode step", tickMinStep=1, grid=False, format="d"),
     )
-    good, names = base.transform_filter("datum.bad == ''"), tip("tap", "step", "value", "at")
+    good, names = base.transform_filter("datum.bad == ''"), tip("tap", "step", "value", *NOISE, "at")
     line = base.mark_line(strokeWidth=1.5).encode(x=x, y=y, color=marks["color"])
     points = good.mark_point(filled=True, size=30, opacity=1).encode(x=x, y=y, tooltip=names, **marks)
     cross = crosses(base, x, "tap", "step", "at")
     return placed(
-        alt.layer(spanned(good, "value", "value"), line, points, cross),
+        alt.layer(spanned(good, "value", "value"), band(base, x, marks["color"]), line, points, cross),
         frame,
         240,
         "Error of the free run by decode step",

@@ -47,6 +47,7 @@ class Audit:
     verdicts : the gate's verdict of each variant that has one.
     head : gates.json without its variants.
     metrics : rows of those variants.
+    noise : rows of the draws of a plan's free runs, see :mod:`dsv4.run.noise`; empty if not drawn.
     claims : the plan's claims, or None if not written.
     checkpoint : the checkpoint's manifest, or empty.
     labels : commit, versions, seed and device of the last variant that was measured, or empty.
@@ -59,6 +60,7 @@ class Audit:
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
     metrics: pd.DataFrame = field(default_factory=empty_metrics)
+    noise: pd.DataFrame = field(default_factory=empty_metrics)
     claims: list[dict[str, Any]] | None = None
     checkpoint: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
@@ -96,6 +98,8 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
     wanted = [rung.id for rung in rungs]
     _gates(audit, results, wanted)
     audit.metrics = _metrics(audit, results, wanted)
+    drawn = [path for name in wanted if (path := results / "noise" / f"{name}.parquet").is_file()]
+    audit.noise = _tables(audit, results, drawn[:1], wanted)
     claims = _json(audit, results / "claims.json", "the plan's claims were not judged")
     audit.claims = None if claims is None else _claims(claims, results / "claims.json")
     manifest = _json(audit, results / "checkpoint.json", "the checkpoint was not read")
@@ -159,6 +163,11 @@ def _metrics(audit: Audit, results: Path, wanted: Sequence[str]) -> pd.DataFrame
         audit.gaps.append(
             Gap(path.name, f"measurements were not collected; {len(files)} single files are shown")
         )
+    return _tables(audit, results, files, wanted)
+
+
+def _tables(audit: Audit, results: Path, files: Sequence[Path], wanted: Sequence[str]) -> pd.DataFrame:
+    """Rows of the wanted variants; a file that cannot be read is a gap."""
     frames = []
     for file in files:
         try:

@@ -17,6 +17,7 @@ FREE = alt.Scale(zero=False, nice=False)  # the marks of `spanned` set the ends
 PLACE = "datum.layer < 0 ? 1000000 : datum.layer"
 TEXTS = {"tap": "tap", "at": "worst at", "bad": "not finite", "verdict": "verdict", "prompt": "prompt"}
 TEXTS |= {name: name for name in ("variant", "phase", "what", "point")}
+TEXTS |= {"noise_of": "noise floor of"}
 NUMBERS = {
     "layer": ("layer", "d"),
     "step": ("step", "d"),
@@ -25,6 +26,9 @@ NUMBERS = {
     "rel_l2": ("relative L2", ".3e"),
     "floor": ("1 − cosine in the noise floor", ".1e"),
     "limit": ("1 − cosine at the limit", ".1e"),
+    "noise_low": ("noise of free runs, least", ".1e"),
+    "noise_high": ("noise of free runs, most", ".1e"),
+    "over_noise": ("relative L2 over noise's", ".2f"),
     "gain": ("gain", ".6f"),
     "overlap": ("overlap, mean", ".4f"),
     "overlap_min": ("overlap, worst row", ".4f"),
@@ -127,6 +131,13 @@ def layered() -> alt.Chart:
         .transform_filter(f"({named} || datum.tap == pick) && datum.kind == 'value'")
         .transform_calculate(series=f"{named} ? datum.tap : '{SELECTED}'", place=PLACE, **errors)
     )
+
+
+def band(base: alt.Chart, x: alt.X, color: alt.Color) -> alt.Chart:
+    """What free runs of one plan drift by noise alone: shaded from the least draw to the most."""
+    shape = {"opacity": 0.22, "line": {"strokeWidth": 0.75, "opacity": 0.7}, "aria": False}
+    shaded = base.transform_filter("isValid(datum.lg_noise_high)").mark_area(**shape)
+    return shaded.encode(x=x, y="lg_noise_high:Q", y2="lg_noise_low:Q", color=color)
 
 
 def picked() -> alt.Parameter:

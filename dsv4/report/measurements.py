@@ -16,7 +16,7 @@ NUMBERS = (
     *("rel_l2", "rel_l2_worst", "max_abs", "nonfinite", "changed", "kl_nats", "top1", "kl_worst"),
     *("overlap", "overlap_min", "invalid", "duplicates", "mass_lost", "margin_min", "excess"),
 )
-OPTIONAL = ("step",)
+OPTIONAL = ("step", "draw")
 REQUIRED = ("variant", "mode", "phase", "prompt", "layer", "tap", "against")
 
 

@@ -26,13 +26,16 @@ def render(audit: Audit, now: datetime | None = None) -> str:
     """The whole page."""
     limits = {name: verdict.get("limits") or [] for name, verdict in audit.verdicts.items()}
     cells = bounds.with_limits(bounds.with_floor(frames.heat(frames.cells(audit.metrics))), limits)
+    cells = bounds.with_noise(cells, audit.noise)
     order = [rung.id for rung, _ in tables.ordered(audit.ladder)]
     measured = _among(order, cells["variant"])
-    rows = {"cells": cells, "codes": frames.codes(audit.metrics), "drift": frames.drift(audit.metrics)}
+    drift = bounds.with_step_noise(frames.drift(audit.metrics), audit.noise)
+    rows = {"cells": cells, "codes": frames.codes(audit.metrics), "drift": drift}
     packed, left_out = payload.fit(rows, _by_interest(audit, measured))
     shown = [name for name in measured if name not in left_out]
     first = _first(audit, shown)
-    one = panels.one_variant(*(_sample(frames.of(frame, first)) for frame in rows.values()))
+    samples = (_sample(frames.of(frame, first)) for frame in rows.values())
+    one = panels.one_variant(*samples, noise=bounds.drawn_from(audit.noise))
     whole = panels.whole_ladder(frames.end_to_end(audit.metrics), ledger(audit), order)
     title, tone = words.headline(audit)
     script, style = _sources()

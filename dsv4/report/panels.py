@@ -44,15 +44,25 @@ class Panel:
     look: str = ""
 
 
-def one_variant(cells: pd.DataFrame, codes: pd.DataFrame, drift: pd.DataFrame) -> list[Panel]:
-    """Charts of the chosen variant; the frames are those of one variant, to size the charts by."""
+def one_variant(
+    cells: pd.DataFrame, codes: pd.DataFrame, drift: pd.DataFrame, noise: str = ""
+) -> list[Panel]:
+    """Charts of the chosen variant; the frames are those of one variant, to size the charts by.
+
+    ``noise`` says whose free runs, and how many, the shaded bands are drawn from.
+    """
+    bounds = ("floor", "limit", *charts.NOISE)
+    shaded = f" Shaded: free runs of {noise}, that differ in FP32 rounding noise alone" if noise else ""
+    inside = f"{shaded} (compounded); up to there, a distance is no more than noise gives." if noise else ""
+    stepped = "Free run against the trained reference, worst prompt and layer at each step."
     return [
         Panel(
             id="cosine",
             title="Cosine by layer",
-            lead="Worst prompt; dashed: worst row; wide tick: the gate's limit; short tick: what noise explains.",
+            lead="Worst prompt; dashed: worst row; wide tick: the gate's limit; short tick: what noise explains."
+            + inside,
             chart=charts.layer_cosine(cells),
-            columns=("layer", "tap", "cos", "cos_row", "rel_l2", "gain", "floor", "limit", "bad", "at"),
+            columns=("layer", "tap", "cos", "cos_row", "rel_l2", "gain", *bounds, "over_noise", "bad", "at"),
             data="cells",
             key=CHOSEN,
             only="kind=value",
@@ -107,13 +117,11 @@ def one_variant(cells: pd.DataFrame, codes: pd.DataFrame, drift: pd.DataFrame) -
         Panel(
             id="drift",
             title="Drift over decode steps",
-            lead="Free run against the trained reference, worst prompt and layer at each step."
-            if len(drift)
-            else NO_STEPS,
+            lead=f"{stepped}{shaded}{'.' if shaded else ''}" if len(drift) else NO_STEPS,
             chart=charts.drift(drift, [tap for tap in DRIFTING if tap in set(drift["tap"])])
             if len(drift)
             else None,
-            columns=("tap", "step", "value", "bad", "at"),
+            columns=("tap", "step", "value", *charts.NOISE, "bad", "at"),
             data="drift",
             key=("variant",),
             look="wide",

@@ -17,12 +17,13 @@ LIMIT = 2_200_000  # bytes of packed rows; with Vega's 0.9 MB the page stays und
 COLUMNS = (
     *("layer", "tap", "kind", "err", "err_row", "rel_l2", "gain", "max_abs", "changed"),
     *("overlap", "overlap_min", "excess", "floor", "limit", "verdict"),
+    *("noise_low", "noise_high", "over_noise", "noise_of"),
     *("level_excess", "level_error", "bad", "at"),
 )
 TABLES = {  # name -> columns of the key, columns of a row
     "cells": (("variant", "mode", "against"), COLUMNS),
     "codes": (("variant",), ("point", "layer", "changed", "at")),
-    "drift": (("variant",), ("tap", "step", "value", "bad", "at")),
+    "drift": (("variant",), ("tap", "step", "value", "noise_low", "noise_high", "bad", "at")),
 }
 DIGITS = {"gain": 6, "overlap": 4, "overlap_min": 4}  # decimals; other numbers keep 3 digits
 

@@ -34,9 +34,20 @@ def rows(**columns):
 
 def cells(**columns):
     found = frames.heat(frames.cells(rows(**columns)))
-    return bounds.with_limits(bounds.with_floor(found), {})
+    return bounds.with_noise(bounds.with_limits(bounds.with_floor(found), {}), NOISE)
 
 
+def drawn(**columns):
+    """Two draws of a plan's free runs."""
+    free = {"variant": "B0", "mode": "compounded", "against": "own run"} | columns
+    draws = [
+        rows(rel_l2=size, cos=1 - size**2 / 2, **free).assign(draw=draw)
+        for draw, size in ((0, 0.1), (1, 0.2))
+    ]
+    return pd.concat(draws, ignore_index=True)
+
+
+NOISE = empty_metrics()
 IDS = {
     "tap": "topk",
     "cos": np.nan,
@@ -57,7 +68,7 @@ BUILT = {
     "heat_error": lambda: heat.heat_error(cells()),
     "choices": lambda: charts.choices(cells(**IDS)),
     "codes": lambda: charts.codes(frames.codes(rows(tap="kv_bytes", against="parent"))),
-    "drift": lambda: charts.drift(frames.drift(rows(**STEPS))),
+    "drift": lambda: charts.drift(bounds.with_step_noise(frames.drift(rows(**STEPS)), NOISE)),
     "end_to_end": lambda: ladder_charts.end_to_end(frames.end_to_end(rows(**LOGITS)), ["B0", "B1"]),
     "ledger": lambda: ladder_charts.ledger(LEDGER, ["B0", "B1"]),
 }
@@ -130,6 +141,31 @@ def test_floor_is_the_distance_at_which_it_would_have_tripped():
     both = pd.concat([rows(), rows(against="floor", rel_l2=0.01, excess=0.5)], ignore_index=True)
     found = bounds.with_floor(frames.cells(both))
     assert np.allclose(found["floor"], 1 - np.sqrt(1 - 0.02**2))
+
+
+def test_noise_band_spans_the_draws_of_a_plan_and_is_drawn():
+    free = frames.heat(frames.cells(rows(mode="compounded", rel_l2=[0.1, 0.3, 0.0])))
+    found = bounds.with_noise(bounds.with_limits(bounds.with_floor(free), {}), drawn())
+    assert np.allclose(found["noise_low"], 0.005)
+    assert np.allclose(found["noise_high"], 0.02)
+    assert np.allclose(found["over_noise"], [0.5, 1.5, 0.0])
+    assert set(found["noise_of"]) == {"plan B0, 2 draws"}
+    spec = charts.layer_cosine(found).to_dict()
+    spec["width"] = 300
+    svg = vl_convert.vegalite_to_svg(json.dumps(spec))
+    assert svg.count("mark-area") > 0
+    assert "plan B0, 2 draws" in svg
+
+    steps = bounds.with_step_noise(frames.drift(rows(**STEPS)), drawn(step=[0, 1, 2]))
+    assert np.allclose(steps["noise_high"], 0.02)
+
+
+def test_noise_of_free_runs_is_not_drawn_over_isolated_cells_or_where_there_is_none():
+    isolated = bounds.with_noise(cells(), drawn())
+    assert isolated[["noise_low", "noise_high", "over_noise"]].isna().all(axis=None)
+    assert set(isolated["noise_of"]) == {""}
+    assert bounds.with_noise(cells(mode="compounded"), NOISE)["noise_high"].isna().all()
+    assert bounds.with_step_noise(frames.drift(rows(**STEPS)), NOISE)["noise_high"].isna().all()
 
 
 def test_limit_on_relative_l2_is_one_on_cosine():
