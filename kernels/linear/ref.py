@@ -26,6 +26,12 @@ READS: dict[WeightFormat, ActivationFormat] = {
     "bf16": "bf16",
     "fp32": "fp32",
 }
+GROUPS: dict[ActivationFormat, int] = {
+    "nvfp4": nvfp4.GROUP,
+    "fp8": 128,
+    "bf16": 1,
+    "fp32": 1,
+}  # values a scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +135,7 @@ def quantise_activation(
     if reads == "bf16":
         return Activation(values=bf16.round(x), narrow=True)
     if reads == "fp8":
-        return Activation(values=fp8_block.round(x, 128), narrow=True)
+        return Activation(values=fp8_block.round(x, GROUPS[reads]), narrow=True)
     row_gsa = nvfp4.row_gsa(x)
     largest = row_gsa.amax().expand_as(row_gsa) if row_gsa.numel() else row_gsa
     codes, scales, used = nvfp4.quantise(x, largest if gsa == "launch" else row_gsa)

@@ -1,0 +1,55 @@
+"""The second half of a product whose K was split over programs: partial sums added in one order, then the store."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.build_spec import Build, Sizes
+
+BLOCK = 512
+
+
+@triton.jit
+def sqrt_softplus(x):
+    """``sqrt(log(1 + e^x))`` of FP64: under -17 the logarithm is e^x; else by log(w) * u / (w - 1) with w = 1 + u."""
+    u = tl.exp(-tl.abs(x))
+    w = 1.0 + u
+    rounded = w - 1.0
+    log1p = tl.where(rounded == 0.0, u, tl.log(w) * (u / tl.where(rounded == 0.0, 1.0, rounded)))
+    root = tl.sqrt(tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + log1p)
+    return tl.where(x < -17.0, tl.exp(tl.minimum(x, 0.0) * 0.5), root)
+
+
+@triton.jit
+def _finish(part_ptr, out_ptr, size, PARTS: tl.constexpr, SCORES: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    total = tl.load(part_ptr + at, mask=inside, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(part_ptr + part * size + at, mask=inside, other=0.0)
+    if SCORES:
+        total = sqrt_softplus(total.to(tl.float64)).to(tl.float32)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def finish(parts: Tensor, out: Tensor, *, scores: bool = False) -> None:
+    """Add parts [P, T, N] FP32, first to last, into dense ``out`` [T, N]; ``scores``: sqrt(softplus) of the sums."""
+    size = out.numel()
+    _finish[(triton.cdiv(size, BLOCK),)](parts, out, size, PARTS=parts.shape[0], SCORES=scores, BLOCK=BLOCK)
+
+
+def builds(sizes: Sizes) -> list[Build]:
+    """The sum of eight parts, and the router's of sixteen with its scores."""
+    found = []
+    for name, parts, scores, store in (("sum", 8, False, "*bf16"), ("scores", 16, True, "*fp32")):
+        pointers = {"part_ptr": "*fp32", "out_ptr": store}
+        found.append(
+            Build(
+                name=f"linear/finish/{name}/{sizes.name}",
+                kernel=_finish,
+                signature=pointers | {"size": "i32"},
+                constants={"PARTS": parts, "SCORES": scores, "BLOCK": BLOCK},
+                aligned=(*pointers, "size"),
+            )
+        )
+    return found

@@ -1,0 +1,312 @@
+"""NVFP4 linear layers, W4A4, and block-diagonal ones: see :func:`nvfp4_linear`.
+
+A launch with few rows is bound by the weight's bytes: each program reads 64 rows of the weight once, four or more
+tiles ahead, and K is cut into parts where N alone gives too few programs. Parts and the order inside them follow
+from (N, K) alone, and up to 16 rows the products run through the same instruction, so that a row's bits do not
+depend on the rows beside it. More rows take larger tiles and another instruction, hence other last bits.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.arguments import check
+from kernels.build_spec import Build, Sizes
+from kernels.linear import finish_kernel, wide_kernel
+from kernels.linear.finish_kernel import finish
+from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, way
+from kernels.nvfp4_quantise.ref import Nvfp4Rows
+
+ENOUGH_PROGRAMS = 512  # about four a multiprocessor of an H200 or B200
+LEAST_K = 512  # of one part: under it a program's start costs more than its loads
+ONLY = {"ptx": ("sm_90a",), "native": ("sm_100a", "sm_103a", "sm_120a")}
+OUT = (torch.bfloat16, torch.float32)
+
+
+class Tile(NamedTuple):
+    """Rows of the weight, rows of the activation and columns a step; warps; tiles in flight."""
+
+    bn: int
+    bt: int
+    bk: int
+    warps: int
+    stages: int
+
+
+# Instructions a weight in the compiled loop (sm_90, Triton 3.6): 3.9, 4.6, 5.1. At 4.26 TB/s an H200 has time for
+# 3.9. One warp on 64 rows needs 3.4, but leaves q_b a single warp on each scheduler.
+DECODE = Tile(64, 8, 128, 2, 6)
+SMALL_BATCH = Tile(64, 16, 128, 2, 6)
+BATCH = Tile(128, 64, 128, 4, 4)
+# Block-scaled dots of sm_100 take 128 weight rows and 16 activation rows or more.
+NATIVE_DECODE = Tile(128, 16, 256, 4, 4)
+NATIVE_BATCH = Tile(128, 64, 256, 4, 3)
+
+
+def tile_for(num_rows: int, native: bool) -> Tile:
+    """Tile of a product with ``num_rows`` activation rows."""
+    if native:
+        return NATIVE_DECODE if num_rows <= 16 else NATIVE_BATCH
+    return DECODE if num_rows <= 8 else SMALL_BATCH if num_rows <= 16 else BATCH
+
+
+def num_parts(tiles: int, k: int, bk: int) -> int:
+    """Parts that K is cut into: enough programs, each with whole steps of at least ``LEAST_K`` columns."""
+    parts = 1
+    while tiles * parts < ENOUGH_PROGRAMS and k % (2 * parts * bk) == 0 and k // (2 * parts) >= LEAST_K:
+        parts *= 2
+    return parts
+
+
+@triton.jit(do_not_specialize=["T"])
+def _nvfp4_linear(
+    x_ptr,
+    x_scale_ptr,
+    gsa_ptr,
+    w_ptr,
+    w_scale_ptr,
+    scale_2_ptr,
+    out_ptr,
+    T,
+    N,
+    G,
+    x_stride,
+    x_scale_stride,
+    scale_2_stride,
+    K: tl.constexpr,
+    X_AHEAD: tl.constexpr,
+    PARTS: tl.constexpr,
+    BN: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WAY: tl.constexpr,
+):
+    tiles = tl.cdiv(N, BN)
+    part = tl.program_id(1)
+    group = tl.program_id(0) // tiles
+    n = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
+    t = tl.program_id(2) * BT + tl.arange(0, BT)
+    w_row = (group.to(tl.int64) * N) + tl.where(n < N, n, 0)
+    x_row = tl.where(t < T, t, 0).to(tl.int64)  # what lies past the end is computed and not stored
+    steps: tl.constexpr = (K // PARTS + BK - 1) // BK
+    acc = nvfp4_product(
+        w_ptr,
+        w_scale_ptr,
+        w_row,
+        x_ptr,
+        x_scale_ptr,
+        x_row,
+        x_stride,
+        x_scale_stride,
+        part * (K // PARTS),
+        group * X_AHEAD,
+        K,
+        steps,
+        BN,
+        BT,
+        BK,
+        STAGES,
+        WAY,
+    )
+    acc = acc * tl.load(gsa_ptr + x_row)[None, :] * tl.load(scale_2_ptr + group * scale_2_stride)
+    at = ((part * T + t[None, :].to(tl.int64)) * G + group) * N + n[:, None]
+    inside = (n < N)[:, None] & (t < T)[None, :]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+class Nvfp4Weight(NamedTuple):
+    """A stored NVFP4 matrix, or a stack of them.
+
+    Attributes
+    ----------
+    codes : (..., N, K/2) uint8, dense
+        Two codes a byte, the even column in the low nibble.
+    scales : (..., N, K/16) uint8, dense
+        E4M3.
+    scale_2 : (1,) or (G,) FP32
+        One for all, or one a matrix.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    scale_2: Tensor
+
+
+def nvfp4_linear(
+    x: Nvfp4Rows, weight: Nvfp4Weight, *, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None
+) -> Tensor:
+    """``(x @ W.T) * gsa * scale_2`` of NVFP4 codes, FP32 sums, stored once.
+
+    Parameters
+    ----------
+    x : Nvfp4Rows, (T, K/2), (T, K/16), (T,)
+        Rows of codes and scales may be strided.
+    weight : Nvfp4Weight, (N, K/2), (N, K/16), (1,)
+    dtype : bfloat16 or float32
+        Of the result.
+    out : (T, N), optional
+        Dense, of ``dtype``; it is written and returned.
+
+    Returns
+    -------
+    (T, N) bfloat16 or float32
+        NaN rows where gsa is NaN.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Another stored format, shape or stride (:func:`kernels.arguments.check`).
+    """
+    stack = Nvfp4Weight(weight.codes[None], weight.scales[None], weight.scale_2)
+    return _grouped("nvfp4_linear", x, stack, dtype, out)
+
+
+def grouped_linear(
+    x: Nvfp4Rows, weight: Nvfp4Weight, *, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None
+) -> Tensor:
+    """Block-diagonal :func:`nvfp4_linear`: columns of group g meet matrix g (o_a).
+
+    Parameters
+    ----------
+    x : Nvfp4Rows, (T, G*K/2), (T, G*K/16), (T,)
+    weight : Nvfp4Weight, (G, N, K/2), (G, N, K/16), (1,) or (G,)
+    dtype, out : as :func:`nvfp4_linear`
+
+    Returns
+    -------
+    (T, G*N) bfloat16 or float32
+    """
+    return _grouped("grouped_linear", x, weight, dtype, out)
+
+
+def stacked_linear(
+    x: Nvfp4Rows, weight: Nvfp4Weight, *, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None
+) -> Tensor:
+    """Several matrices of one size on the same rows, in one launch: the shared expert's gate and up.
+
+    Parameters
+    ----------
+    x : Nvfp4Rows, (T, K/2), (T, K/16), (T,)
+    weight : Nvfp4Weight, (G, N, K/2), (G, N, K/16), (1,) or (G,)
+    dtype, out : as :func:`nvfp4_linear`
+
+    Returns
+    -------
+    (T, G*N) bfloat16 or float32
+    """
+    return _grouped("stacked_linear", x, weight, dtype, out, shared=True)
+
+
+def _grouped(
+    op: str,
+    x: Nvfp4Rows,
+    weight: Nvfp4Weight,
+    dtype: torch.dtype,
+    out: Tensor | None,
+    *,
+    shared: bool = False,
+) -> Tensor:
+    """One launch over G matrices: on columns of their own, or on the same ones."""
+    groups, n, half = weight.codes.shape
+    k, wide = 2 * half, groups * n
+    width = k if shared else groups * k
+    check(
+        op,
+        dense=("weight", "weight_scales", "gsa", "scale_2", "out"),
+        codes=(x.codes, f"T {width // 2}", torch.uint8),
+        scales=(x.scales, f"T {width // 16}", torch.uint8),
+        gsa=(x.gsa, "T", torch.float32),
+        weight=(weight.codes, f"{groups} {n} {half}", torch.uint8),
+        weight_scales=(weight.scales, f"{groups} {n} {k // 16}", torch.uint8),
+        scale_2=(weight.scale_2, "1" if weight.scale_2.numel() == 1 else f"{groups}", torch.float32),
+        out=(out, f"T {wide}", dtype),
+    )
+    if dtype not in OUT or k % 16:
+        raise ValueError(f"{op}: dtype {dtype} with K = {k}: bfloat16 or float32, and K a multiple of 16")
+    rows = len(x.codes)
+    out = torch.empty(rows, wide, dtype=dtype, device=x.codes.device) if out is None else out
+    if rows == 0 or n == 0:
+        return out
+    how = way(x.codes.device)
+    tile = tile_for(rows, how == "native")
+    parts = num_parts(groups * triton.cdiv(n, 64), k, tile.bk) if rows <= 16 else 1
+    target = out if parts == 1 else torch.empty(parts, rows, wide, dtype=torch.float32, device=x.codes.device)
+    words = codes_for(x.codes, "codes", how)
+    _nvfp4_linear[(groups * triton.cdiv(n, tile.bn), parts, triton.cdiv(rows, tile.bt))](
+        words,
+        x.scales,
+        x.gsa,
+        codes_for(weight.codes, "weight", how),
+        weight.scales,
+        weight.scale_2,
+        target,
+        rows,
+        n,
+        groups,
+        words.stride(0),
+        x.scales.stride(0),
+        int(weight.scale_2.numel() > 1),
+        K=k,
+        X_AHEAD=0 if shared else k,
+        PARTS=parts,
+        BN=tile.bn,
+        BT=tile.bt,
+        BK=tile.bk,
+        STAGES=tile.stages,
+        WAY=how,
+        num_warps=tile.warps,
+    )
+    if parts > 1:
+        finish(target, out)
+    return out
+
+
+def builds(sizes: Sizes) -> list[Build]:
+    """Every product of one model at decode and in batches, for Hopper by PTX and for Blackwell by block-scaled dots."""
+    low_rank = sizes.o_groups * sizes.o_lora_rank
+    heads = sizes.num_attention_heads * sizes.head_dim
+    k_of_group = heads // sizes.o_groups
+    shapes = [("q_b", 1, heads, sizes.q_lora_rank, rows) for rows in (1, 16, 64)]
+    shapes += [
+        ("o_a", sizes.o_groups, sizes.o_lora_rank, k_of_group, 1),
+        ("o_b", 1, sizes.hidden_size, low_rank, 1),
+    ]
+    found = []
+    for name, groups, n, k, rows in shapes:
+        found += [
+            _build(f"{name}/T={rows}/{sizes.name}", groups, n, k, rows, how) for how in ("ptx", "native")
+        ]
+    return found + wide_kernel.builds(sizes) + finish_kernel.builds(sizes)
+
+
+def _build(name: str, groups: int, n: int, k: int, rows: int, how: str) -> Build:
+    native = how == "native"
+    tile = tile_for(rows, native)
+    parts = num_parts(groups * triton.cdiv(n, 64), k, tile.bk) if rows <= 16 else 1
+    code = "*u8" if native else "*i32"
+    pointers = {"x_ptr": code, "x_scale_ptr": "*u8", "gsa_ptr": "*fp32", "w_ptr": code, "w_scale_ptr": "*u8"}
+    pointers |= {"scale_2_ptr": "*fp32", "out_ptr": "*bf16" if parts == 1 else "*fp32"}
+    integers = ("T", "N", "G", "x_stride", "x_scale_stride", "scale_2_stride")
+    return Build(
+        name=f"linear/nvfp4_{how}/{name}",
+        kernel=_nvfp4_linear,
+        signature=pointers | dict.fromkeys(integers, "i32"),
+        constants={
+            "K": k,
+            "X_AHEAD": k,
+            "PARTS": parts,
+            "BN": tile.bn,
+            "BT": tile.bt,
+            "BK": tile.bk,
+            "STAGES": tile.stages,
+            "WAY": how,
+        },
+        aligned=(*pointers, "N", "x_stride", "x_scale_stride"),
+        options={"num_warps": tile.warps},
+        native=("nvfp4",) if native else (),
+        only=ONLY[how],
+    )

@@ -1,0 +1,158 @@
+"""Products of NVFP4 rows and NVFP4 weights inside Triton kernels: see :func:`nvfp4_product`.
+
+E2M1 value x E4M3 scale has six significant bits and lies between 2^-10 and 2688: exact in FP16 as in BF16. FP16
+is taken because its top byte holds a whole E2M1 value and ``cvt`` gives E4M3 as FP16: fewer instructions a
+weight, which is what bounds decode on Hopper. Operands carry 2^-7, so that no step leaves FP16's range.
+
+``WAY`` is how the codes meet the tensor cores: ``"native"`` (Blackwell: block-scaled dots read the codes),
+``"ptx"`` (unpacked in registers, four masks, shifts and a packed product a pair of codes), ``"plain"`` (the same
+values by Triton operations alone: what the interpreter runs; also what a GPU can be checked against).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.formats import device as fmt
+
+UNDO = tl.constexpr(2.0**14)  # both operands carry 2^-7
+
+
+def way(device: torch.device) -> str:
+    """``WAY`` for tensors on ``device``."""
+    if device.type != "cuda":
+        return "plain"
+    return "native" if torch.cuda.get_device_capability(device)[0] >= 10 else "ptx"
+
+
+def codes_for(codes: torch.Tensor, name: str, how: str) -> torch.Tensor:
+    """Codes uint8 (..., K/2) as ``how`` addresses them: bytes, or int32 words of eight codes.
+
+    Raises
+    ------
+    ValueError
+        Rows that do not start at multiples of 4 bytes.
+    """
+    if how == "native":
+        return codes
+    if codes.data_ptr() % 4 or any(stride % 4 for stride in codes.stride()[:-1]):
+        raise ValueError(
+            f"{name}: rows of codes must start at multiples of 4 bytes, strides {codes.stride()}"
+        )
+    return codes.view(torch.int32)
+
+
+def _unpack_two_words() -> str:
+    """PTX: words $8, $9 (int32) and FP16 scale pair $10 -> eight FP16 pairs, pair j = code j of both words.
+
+    A code's magnitude belongs in bits 11 to 9 and its sign in bit 15 of each half. Left shifts run on another
+    pipe than masks, so all but one code of a half word move left.
+    """
+    lines = [".reg .b32 l, h, m, s;", "prmt.b32 l, $8, $9, 0x5410;", "prmt.b32 h, $8, $9, 0x7632;"]
+    magnitude = ("shl.b32 m, {0}, 9;", "shl.b32 m, {0}, 5;", "shl.b32 m, {0}, 1;", "shr.u32 m, {0}, 3;")
+    for half, first in (("l", 0), ("h", 4)):
+        for code in range(4):
+            lines += [
+                magnitude[code].format(half),
+                "and.b32 m, m, 0x0E000E00;",
+                f"shl.b32 s, {half}, {12 - 4 * code};",
+                "lop3.b32 m, s, 0x80008000, m, 0xEA;",  # (s & mask) | m
+                f"mul.f16x2 ${first + code}, m, $10;",
+            ]
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+UNPACK = tl.constexpr(_unpack_two_words())
+REGISTERS = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 3))
+
+
+@triton.jit
+def _plain(words, scale, CODE: tl.constexpr):
+    return (fmt.e2m1_value((words >> (4 * CODE)) & 15) * scale).to(tl.float16)
+
+
+@triton.jit
+def unpack(words, scales, ROWS: tl.constexpr, WORDS: tl.constexpr, WAY: tl.constexpr):
+    """Eight FP16 [ROWS, WORDS]: value x scale x 2^-7 of code 0 to 7 of int32 words; E4M3 bytes [ROWS, WORDS/2]."""
+    half = (
+        scales.to(tl.float8e4nv, bitcast=True).to(tl.float16) * 128.0
+    )  # a code's bits as FP16 are value x 2^-14
+    half = tl.reshape(tl.broadcast_to(half[:, :, None], (ROWS, WORDS // 2, 2)), (ROWS, WORDS))
+    if WAY == "ptx":
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+            UNPACK, REGISTERS, [words, half], dtype=(tl.float16,) * 8, is_pure=True, pack=2
+        )
+    else:
+        scale = half.to(tl.float32) * 6.103515625e-05  # 2^-14
+        a, b = _plain(words, scale, 0), _plain(words, scale, 1)
+        c, d = _plain(words, scale, 2), _plain(words, scale, 3)
+        e, f = _plain(words, scale, 4), _plain(words, scale, 5)
+        g, h = _plain(words, scale, 6), _plain(words, scale, 7)
+    return a, b, c, d, e, f, g, h
+
+
+@triton.jit
+def nvfp4_product(
+    w_ptr,
+    w_scale_ptr,
+    w_row,
+    x_ptr,
+    x_scale_ptr,
+    x_row,
+    x_stride,
+    x_scale_stride,
+    first,
+    x_ahead,
+    K: tl.constexpr,
+    STEPS: tl.constexpr,
+    BN: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WAY: tl.constexpr,
+):
+    """``W[w_row] . x[x_row]`` over STEPS x BK of K columns: FP32 [BN, BT], without gsa and scale_2.
+
+    Codes are int32 words of eight (bytes of two where WAY is native); ``w_row`` int64 [BN], ``x_row`` int64 [BT];
+    ``first``: first column of the weight; the rows' is ``x_ahead`` further. Columns from K on count as zeros.
+    """
+    PACK: tl.constexpr = 2 if WAY == "native" else 8
+    COLS: tl.constexpr = BK // PACK
+    GROUPS: tl.constexpr = BK // 16
+    col = tl.arange(0, COLS)
+    group = tl.arange(0, GROUPS)
+    w_at = w_ptr + w_row[:, None] * (K // PACK) + (first // PACK + col)[None, :]
+    w_scale_at = w_scale_ptr + w_row[:, None] * (K // 16) + (first // 16 + group)[None, :]
+    x_first = first + x_ahead
+    x_at = x_ptr + x_row[:, None] * x_stride + (x_first // PACK + col)[None, :]
+    x_scale_at = x_scale_ptr + x_row[:, None] * x_scale_stride + (x_first // 16 + group)[None, :]
+    acc = tl.zeros((BN, BT), tl.float32)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        if K % BK == 0:
+            w = tl.load(w_at + step * COLS)
+            w_scale = tl.load(w_scale_at + step * GROUPS)
+            x = tl.load(x_at + step * COLS)
+            x_scale = tl.load(x_scale_at + step * GROUPS)
+        else:
+            inside = (first // PACK + step * COLS + col < K // PACK)[None, :]
+            group_inside = (first // 16 + step * GROUPS + group < K // 16)[None, :]
+            w = tl.load(w_at + step * COLS, mask=inside, other=0)
+            w_scale = tl.load(w_scale_at + step * GROUPS, mask=group_inside, other=0)
+            x = tl.load(x_at + step * COLS, mask=inside, other=0)
+            x_scale = tl.load(x_scale_at + step * GROUPS, mask=group_inside, other=0)
+        if WAY == "native":
+            w_e4m3 = w_scale.to(tl.float8e4nv, bitcast=True)
+            x_e4m3 = x_scale.to(tl.float8e4nv, bitcast=True)
+            acc = tl.dot_scaled(w, w_e4m3, "e2m1", tl.trans(x), x_e4m3, "e2m1", acc)
+        else:
+            w0, w1, w2, w3, w4, w5, w6, w7 = unpack(w, w_scale, BN, COLS, WAY)
+            x0, x1, x2, x3, x4, x5, x6, x7 = unpack(x, x_scale, BT, COLS, WAY)
+            acc = tl.dot(w0, tl.trans(x0), acc)
+            acc = tl.dot(w1, tl.trans(x1), acc)
+            acc = tl.dot(w2, tl.trans(x2), acc)
+            acc = tl.dot(w3, tl.trans(x3), acc)
+            acc = tl.dot(w4, tl.trans(x4), acc)
+            acc = tl.dot(w5, tl.trans(x5), acc)
+            acc = tl.dot(w6, tl.trans(x6), acc)
+            acc = tl.dot(w7, tl.trans(x7), acc)
+    return acc if WAY == "native" else acc * UNDO
