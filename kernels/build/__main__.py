@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from kernels.build.architecture import ARCHITECTURES
-from kernels.build.judge import console, faults, table, worst_first
+from kernels.build.judge import worst_first
+from kernels.build.table import console, table
 from kernels.toolchain import select
 
 
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     builds, broken = collect.builds(args.module or collect.modules(), arch)
     summary = run.build_all(builds, broken, arch, args.out, ptxas, jobs=args.jobs)
     rows = worst_first(summary["rows"])
-    wrong = [row for row in rows if faults(row)]
+    wrong = [row for row in rows if row["faults"]]
     if not args.judge_later:
         console().print(table(rows, f"{arch.name}: built, not run; {ptxas}"))
     run.say(

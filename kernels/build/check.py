@@ -5,7 +5,8 @@ import json
 import sys
 from pathlib import Path
 
-from kernels.build.judge import Row, console, faults, table, worst_first
+from kernels.build.judge import Row, worst_first
+from kernels.build.table import console, table
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,9 +21,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     rows: list[Row] = [row for summary in summaries for row in summary["rows"]]
     console().print(table(worst_first(rows), "built, not run"))
-    wrong = [row for row in rows if faults(row)]
+    wrong = [row for row in rows if row["faults"]]
     for row in wrong:
-        print(f"{row['name']} on {row['arch']}: {'; '.join(faults(row))}", file=sys.stderr)
+        print(f"{row['name']} on {row['arch']}: {'; '.join(row['faults'])}", file=sys.stderr)
     seconds = ", ".join(f"{s['arch']} {s['compiled']} compiled in {s['seconds']} s" for s in summaries)
     print(f"{len(rows)} builds, {len(wrong)} with a fault; {seconds}", file=sys.stderr)
     if not wrong and args.passed:

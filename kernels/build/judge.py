@@ -1,11 +1,7 @@
-"""What is wrong with a build: states, reasons and the table. Reads JSON only, so that it runs without Triton."""
+"""What is wrong with a build, and what a reader should know of it. Looks at rows of ``build.json`` only."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from kernels.build.architecture import ARCHITECTURES
 
@@ -52,26 +48,6 @@ def remarks(row: Row) -> list[str]:
     return said + list(row["warnings"])
 
 
-def table(rows: Iterable[Row], title: str) -> Table:
-    """One line a kernel: what it takes, which tensor-core instructions it holds, what is wrong."""
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, side in (("kernel", "left"), ("arch", "left"), ("regs", "right"), ("spill B", "right")):
-        shown.add_column(name, justify=side, no_wrap=name == "arch")  # pyright: ignore[reportArgumentType]
-    shown.add_column("shared B", justify="right")
-    for name in ("tensor cores", "state"):
-        shown.add_column(name, overflow="fold")
-    for row in rows:
-        wrong = faults(row)
-        cells = [row["name"], row["arch"], "", "", "", ""]
-        if row["state"] == "built":
-            spilled = row["spill_store_bytes"] + row["spill_load_bytes"]
-            numbers = (row["registers"], spilled, row["shared_bytes"])
-            cells[2:] = [*map(str, numbers), ", ".join(short(row["tensor_ptx"])) or "none"]
-        state = "; ".join(wrong) if wrong else "; ".join(["built, not run", *remarks(row)])
-        shown.add_row(*cells, state, style="bold red" if wrong else None)
-    return shown
-
-
 def short(instructions: dict[str, int]) -> list[str]:
     """Tensor-core instructions without what all of them say, once each: ``wgmma e4m3``."""
     names = []
@@ -85,10 +61,12 @@ def short(instructions: dict[str, int]) -> list[str]:
 _OPERANDS = ("e4m3", "e5m2", "e2m1", "bf16", "f16", "tf32", "s8", "u8")
 
 
-def console(width: int | None = None) -> Console:
-    """Where tables go: as wide as the terminal, and wide enough for a log."""
-    plain = Console()
-    return plain if plain.is_terminal else Console(width=width or 150)
+def judged(row: Row) -> Row:
+    """A row with what is said of it, for readers that only show: ``faults, remarks, tensor, native``."""
+    built = row["state"] == "built"
+    tensor = short(row["tensor_ptx"]) if built else []
+    said = {"faults": faults(row), "remarks": remarks(row), "tensor": tensor}
+    return row | said | {"native": native(row) if built else {}}
 
 
 def worst_first(rows: Sequence[Row]) -> list[Row]:

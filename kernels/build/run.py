@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from kernels.build import collect
 from kernels.build.architecture import Architecture
 from kernels.build.compile import BuildError, compile_build
+from kernels.build.judge import judged
 from kernels.build_spec import Build
 from kernels.toolchain import Ptxas
 
@@ -89,7 +90,7 @@ def build_all(
             "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             "seconds": round(time.monotonic() - started, 1),
             "compiled": sum(map(len, stale.values())),
-            "rows": sorted(rows, key=lambda row: row["name"]),
+            "rows": [judged(row) for row in sorted(rows, key=lambda row: row["name"])],
         }
         _replace(out / SUMMARY, json.dumps(summary, indent=1).encode())
     return summary
