@@ -20,7 +20,7 @@ from dsv4.model.weights import (
     ModelWeights,
 )
 from kernels.formats import e2m1, fp8_block, mxfp4, nvfp4, ue8m0
-from kernels.linear.ref import Weight, WeightFormat, plain_weight
+from kernels.linear.ref import GROUPS, READS, ActivationFormat, Weight, WeightFormat, plain_weight
 
 BLOCK = 16  # values a scale in NVFP4
 MX_BLOCK = 32  # values a scale in MXFP4
@@ -108,9 +108,18 @@ class Tensors:
         packed = PACKED.get(self._take(name).dtype)
         if packed is not None:
             self.formats[name] = packed
+            self._grouped(name, READS[packed])
             return {"nvfp4": self._nvfp4, "mxfp4": self._mxfp4, "fp8": self._fp8}[packed](name)
         tensor = self._checked(name)
         return plain_weight(tensor, FORMATS[tensor.dtype])
+
+    def _grouped(self, name: str, reads: ActivationFormat) -> None:
+        size, group = self.shapes[name][-1], GROUPS[reads]
+        if size % group:
+            what = f"is stored as {self.formats[name]} and has {size} inputs"
+            self._refuse(
+                name, f"{what}, which groups of {group} ({reads} activations) do not divide", CONVERT
+            )
 
     def check_one_gemm(self) -> None:
         """Refuse a shared expert whose gate and up read different formats: one GEMM computes both."""

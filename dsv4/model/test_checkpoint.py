@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dsv4.model.checkpoint import Tensors, build, load
-from dsv4.model.config import CheckpointError, load_config, parse_config
+from dsv4.model.config import CheckpointError, ModelConfig, load_config, parse_config
 from dsv4.model.random_model import SMALL, random_tensors, small_config
 from kernels.formats import e2m1, e4m3, nvfp4
 
@@ -24,10 +24,13 @@ Stored = dict[str, Tensor]
 
 
 def write(
-    folder: Path, config: dict[str, Any] | None = None, change: Callable[[Stored], Any] | None = None
+    folder: Path,
+    config: dict[str, Any] | None = None,
+    change: Callable[[Stored], Any] | None = None,
+    sizes: ModelConfig | None = None,
 ) -> Path:
-    """Write a small checkpoint in two shards, ``change`` applied to its tensors."""
-    stored = random_tensors(small_config(), 0)
+    """Write a checkpoint of small sizes, or ``sizes``, in two shards, ``change`` applied to its tensors."""
+    stored = random_tensors(sizes or small_config(), 0)
     if change is not None:
         change(stored)
     (folder / "config.json").write_text(json.dumps(SMALL if config is None else config))

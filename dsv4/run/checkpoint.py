@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "folder": str(config.checkpoint),
             "sha256": checkpoint_sha256(config.checkpoint),
             "config": {name: getattr(checkpoint.config, name) for name in ModelConfig.__annotations__},
-            "label": model_config(config.checkpoint).get("weights_label"),
+            "label": str(model_config(config.checkpoint).get("weights_label", "")),
             "formats": dict(checkpoint.formats),
             "stored_as": Counter(checkpoint.formats.values()),
         },
