@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dsv4.ladder import State
-from dsv4.report import behind, bounds, digits, frames, panels, payload, tables, theme, words
+from dsv4.report import behind, bounds, digits, frames, panels, payload, points, tables, theme, words
 from dsv4.report.ledger import costs, ledger
 from dsv4.report.load import Audit
 from dsv4.report.marks import TAP_ORDER
@@ -30,7 +30,8 @@ def render(audit: Audit, now: datetime | None = None) -> str:
     order = [rung.id for rung, _ in tables.ordered(audit.ladder)]
     measured = _among(order, cells["variant"])
     drift = bounds.with_step_noise(frames.drift(audit.metrics), audit.noise)
-    rows = {"cells": cells, "codes": frames.codes(audit.metrics), "drift": drift}
+    stored = points.frame(audit)
+    rows = {"cells": cells, "codes": frames.codes(audit.metrics), "points": stored, "drift": drift}
     packed, left_out = payload.fit(rows, _by_interest(audit, measured))
     shown = [name for name in measured if name not in left_out]
     first = _first(audit, shown)
@@ -57,6 +58,7 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "taps": _among(TAP_ORDER, cells.loc[cells["kind"] == "value", "tap"]),
         "layer_tables": [tables.layer_table(cells, order, tap) for tap in ("attn_out", "moe_out")],
         "parts": frames.parts(audit.metrics).to_dict("records"),
+        "points": points.table(audit, stored),
         "costs": costs(audit),
         "details": behind.details(audit),
         "nonfinite": frames.nonfinite(audit.metrics).to_dict("records"),

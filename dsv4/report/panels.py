@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import altair as alt
 import pandas as pd
 
-from dsv4.report import charts, heat, ladder_charts, theme
+from dsv4.report import charts, heat, ladder_charts, points, theme
 from dsv4.report.marks import MAIN, NUMBERS, TEXTS
 
 DRIFTING = (*MAIN, "hidden", "logits")
 CHOSEN = ("variant", "mode", "against")
-TITLES = TEXTS | {name: title for name, (title, _) in NUMBERS.items()}
+TITLES = TEXTS | {name: title for name, (title, _) in NUMBERS.items()} | points.TITLES
 NO_STEPS = "No per-step rows in metrics.parquet (column step), so drift over decode steps cannot be drawn."
 MEASURES = {"kl_nats": "KL, nats", "rel_l2": "relative L2", "top1": "top-1"}
 
@@ -30,7 +30,6 @@ class Panel:
     data : table of the payload that its rows come from; empty: they are in the chart.
     key : parts of the key of its rows: a control's name, or a fixed word after ``=``.
     only : ``column=value``, the rows that the panel is about; empty: all.
-    look : its place in the grid: "" or "wide".
     """
 
     id: str
@@ -41,11 +40,10 @@ class Panel:
     data: str = ""
     key: tuple[str, ...] = ()
     only: str = ""
-    look: str = ""
 
 
 def one_variant(
-    cells: pd.DataFrame, codes: pd.DataFrame, drift: pd.DataFrame, noise: str = ""
+    cells: pd.DataFrame, codes: pd.DataFrame, stored: pd.DataFrame, drift: pd.DataFrame, noise: str = ""
 ) -> list[Panel]:
     """Charts of the chosen variant; the frames are those of one variant, to size the charts by.
 
@@ -115,6 +113,16 @@ def one_variant(
             key=("variant",),
         ),
         Panel(
+            id="points",
+            title="Quantisation points",
+            lead="Isolated: stored values against what they were made from, in steps (ULP) of their format. One correct"
+            " rounding: ½ at most. ▲ further off than a correct store; ≠ the scale stored is not the scale applied.",
+            chart=points.histogram(stored),
+            columns=("layer", "point", *points.TITLES),
+            data="points",
+            key=("variant",),
+        ),
+        Panel(
             id="drift",
             title="Drift over decode steps",
             lead=f"{stepped}{shaded}{'.' if shaded else ''}" if len(drift) else NO_STEPS,
@@ -124,7 +132,6 @@ def one_variant(
             columns=("tap", "step", "value", *charts.NOISE, "bad", "at"),
             data="drift",
             key=("variant",),
-            look="wide",
         ),
     ]
 

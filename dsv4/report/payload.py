@@ -13,6 +13,8 @@ from typing import Any
 
 import pandas as pd
 
+from dsv4.report import points
+
 LIMIT = 2_200_000  # bytes of packed rows; with Vega's 0.9 MB the page stays under 4 MB
 COLUMNS = (
     *("layer", "tap", "kind", "err", "err_row", "rel_l2", "gain", "max_abs", "changed"),
@@ -23,6 +25,7 @@ COLUMNS = (
 TABLES = {  # name -> columns of the key, columns of a row
     "cells": (("variant", "mode", "against"), COLUMNS),
     "codes": (("variant",), ("point", "layer", "changed", "at")),
+    "points": (("variant",), points.COLUMNS),
     "drift": (("variant",), ("tap", "step", "value", "noise_low", "noise_high", "bad", "at")),
 }
 DIGITS = {"gain": 6, "overlap": 4, "overlap_min": 4}  # decimals; other numbers keep 3 digits

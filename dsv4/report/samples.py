@@ -39,6 +39,12 @@ COST = {
     "bytes_delta": -2048,
     "context": 1900,
 }
+POINTS = (
+    ("attn_in_q", "all", "e2m1_e4m3_16"),
+    ("kv_store", "nope", "e4m3_ue8m0_64"),
+    ("kv_store", "rope", "bf16"),
+    ("index_k_store", "all", "e4m3_fp32_row"),
+)
 BLOCKED = ("B3", "B4_router", "B4_swiglu", "B4_attn_out", "B4_head")
 
 
@@ -90,6 +96,7 @@ def verdict(variant: Variant, *, failing: bool) -> dict[str, Any]:
             "budget": {"kl_nats": {"own": 2e-3, "sum": 1e-2}},
         },
         "confirmed": None,
+        "quantisation": quantisation(variant.id, failing=failing),
         "limits": [
             {"tap": "attn_out", "metric": "rel_l2", "against": "trained", "mode": "isolated", "value": 0.03}
         ],
@@ -101,6 +108,30 @@ def verdict(variant: Variant, *, failing: bool) -> dict[str, Any]:
             found["culprit"] = {"layer": layer, "stage": stage, "tap": tap, "prompt": "document", "row": 812}
             found["confirmed"] = {"repeat": True, "revert": True, "reapply": True, "confirmed": True}
     return found
+
+
+def quantisation(variant: str, *, failing: bool) -> list[dict[str, Any]]:
+    """Quantisation points of a verdict: correct stores, but for the codes of P4_scalar_gsa and a scale of KV_nvfp4."""
+    lines = []
+    for tap, part, form in POINTS:
+        layers = [2, 4, 6] if tap == "index_k_store" else list(range(8))
+        bad = failing and variant == "P4_scalar_gsa" and tap == "attn_in_q"
+        line = {
+            "tap": tap,
+            "part": part,
+            "format": form,
+            "layers": layers,
+            "bins": [[100, 200, 200, 300, 190, 10] if bad else [4, 500, 496, 0, 0, 0] for _ in layers],
+            "beyond": [450 if bad else 0 for _ in layers],
+            "largest": [2.7 if bad else 0.5 for _ in layers],
+            "worst": [["code", "decode", 131] for _ in layers],
+        }
+        if part == "nope":
+            wrong = [int(failing and variant == "KV_nvfp4" and layer == 6) for layer in layers]
+            line |= {"unapplied": wrong, "undecoded": [0 for _ in layers]}
+            line |= {"ratio": [[1.0, 2.0] if one else [1.0, 1.0] for one in wrong]}
+        lines.append(line)
+    return lines
 
 
 CLAIMS = [
