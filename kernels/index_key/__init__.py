@@ -1,0 +1,1 @@
+"""The indexer's key from the compressor's pooling to its cache."""

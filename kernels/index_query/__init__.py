@@ -1,0 +1,1 @@
+"""The indexer's query as its scores read it."""
