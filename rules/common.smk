@@ -1,4 +1,5 @@
 # Checked configuration, what every stage is given, and what happens before and after a run; no rules.
+import hashlib
 import json
 import shlex
 import sys

@@ -47,6 +47,17 @@ def of_kernels(module, part=None):
     return files
 
 
+def beside(wildcards):
+    """What the page shows of kernels, by content: built and timed on request, so it is no input of a page."""
+    paths = [
+        *Path("results/build").glob("*/build.json"),
+        Path("results/bench.json"),
+        Path(RESULTS, "foreign_build.json"),
+    ]
+    found = [path for path in sorted(paths) if path.is_file()]
+    return [f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in found]
+
+
 def of_parent(pattern):
     """Input function: the parent's files; nothing at the bottom of the ladder."""
 

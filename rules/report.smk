@@ -52,6 +52,7 @@ rule report:
         "<benchmarks>/report.tsv"
     params:
         run=RUN,
+        kernels=beside,
         target=target_option,
     shell:
         'python -m dsv4.report --config "$config" --results "$results" {params.target} 2>&1 | tee {log}'

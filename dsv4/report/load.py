@@ -17,6 +17,8 @@ import yaml
 from jsonschema.exceptions import best_match
 
 from dsv4.ladder import Ladder, State, Variant
+from dsv4.report.kernels import Kernels
+from dsv4.report.kernels import load as load_kernels
 from dsv4.report.measurements import ReportError, empty_metrics, labels, read
 
 CLAIM_STATES = {
@@ -51,6 +53,7 @@ class Audit:
     claims : the plan's claims, or None if not written.
     checkpoint : the checkpoint's manifest, or empty.
     labels : commit, versions, seed and device of the last variant that was measured, or empty.
+    kernels : what was built and timed beside the audit.
     gaps : what is missing and why.
     """
 
@@ -64,6 +67,7 @@ class Audit:
     claims: list[dict[str, Any]] | None = None
     checkpoint: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
+    kernels: Kernels = field(default_factory=Kernels)
     gaps: list[Gap] = field(default_factory=list)
 
     def state(self, rung: Variant) -> State:
@@ -106,6 +110,7 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
     audit.checkpoint = manifest if isinstance(manifest, dict) else {}
     tables = (labels(results / "metrics" / f"{name}.parquet") for name in reversed(wanted))
     audit.labels = next((found for found in tables if found), {})
+    audit.kernels = load_kernels(results)
     audit.gaps += _unjudged(audit)
     return audit
 

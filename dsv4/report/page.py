@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dsv4.ladder import State
-from dsv4.report import behind, bounds, digits, frames, panels, payload, points, tables, theme, words
+from dsv4.report import behind, bounds, digits, frames, kernels, panels, payload, points, tables, theme, words
 from dsv4.report.ledger import costs, ledger
 from dsv4.report.load import Audit
 from dsv4.report.marks import TAP_ORDER
@@ -60,6 +60,8 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "parts": frames.parts(audit.metrics).to_dict("records"),
         "points": points.table(audit, stored),
         "costs": costs(audit),
+        "kernels": kernels.shown(audit.kernels, audit.ladder),
+        "kernels_template": kernels.TEMPLATE,
         "details": behind.details(audit),
         "nonfinite": frames.nonfinite(audit.metrics).to_dict("records"),
         "identity": behind.identity(audit),
