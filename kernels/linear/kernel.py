@@ -36,8 +36,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-# Instructions a weight in the compiled loop (sm_90, Triton 3.6): 3.9, 4.6, 5.1. At 4.26 TB/s an H200 has time for
-# 3.9. One warp on 64 rows needs 3.4, but leaves q_b a single warp on each scheduler.
+# Instructions a weight in the compiled loop (sm_90, Triton 3.6): 3.2, 3.8, 4.2. At 4.26 TB/s the issue slots of an
+# H200 allow 3.9. One warp on 64 rows needs 2.8, but then q_b has a single warp for each scheduler.
 DECODE = Tile(64, 8, 128, 2, 6)
 SMALL_BATCH = Tile(64, 16, 128, 2, 6)
 BATCH = Tile(128, 64, 128, 4, 4)

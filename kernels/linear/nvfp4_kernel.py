@@ -1,12 +1,12 @@
 """Products of NVFP4 rows and NVFP4 weights inside Triton kernels: see :func:`nvfp4_product`.
 
 E2M1 value x E4M3 scale has six significant bits and lies between 2^-10 and 2688: exact in FP16 as in BF16. FP16
-is taken because its top byte holds a whole E2M1 value and ``cvt`` gives E4M3 as FP16: fewer instructions a
-weight, which is what bounds decode on Hopper. Operands carry 2^-7, so that no step leaves FP16's range.
+is taken because ``cvt`` gives it from E4M3, two values an instruction: fewer instructions a weight, which is what
+bounds decode on Hopper. Operands carry 2^-6, so that no step leaves FP16's range.
 
 ``WAY`` is how the codes meet the tensor cores: ``"native"`` (Blackwell: block-scaled dots read the codes),
-``"ptx"`` (unpacked in registers, four masks, shifts and a packed product a pair of codes), ``"plain"`` (the same
-values by Triton operations alone: what the interpreter runs; also what a GPU can be checked against).
+``"ptx"`` (unpacked in registers, two instructions a code), ``"plain"`` (the same values by Triton operations
+alone: what the interpreter runs; also what a GPU can be checked against).
 """
 
 import torch
@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.formats import device as fmt
 
-UNDO = tl.constexpr(2.0**14)  # both operands carry 2^-7
+UNDO = tl.constexpr(2.0**12)  # both operands carry 2^-6
 
 
 def way(device: torch.device) -> str:
@@ -45,25 +45,32 @@ def codes_for(codes: torch.Tensor, name: str, how: str) -> torch.Tensor:
 def _unpack_two_words() -> str:
     """PTX: words $8, $9 (int32) and FP16 scale pair $10 -> eight FP16 pairs, pair j = code j of both words.
 
-    A code's magnitude belongs in bits 11 to 9 and its sign in bit 15 of each half. Left shifts run on another
-    pipe than masks, so all but one code of a half word move left.
+    Bytes of the two words take turns, so that the two values of a pair come from neighbours. Four codes at a time
+    become E4M3 bytes of value x 2^-6 (sign to bit 7, magnitude to bits 4 to 2), and ``cvt`` widens two at a time.
     """
-    lines = [".reg .b32 l, h, m, s;", "prmt.b32 l, $8, $9, 0x5410;", "prmt.b32 h, $8, $9, 0x7632;"]
-    magnitude = ("shl.b32 m, {0}, 9;", "shl.b32 m, {0}, 5;", "shl.b32 m, {0}, 1;", "shr.u32 m, {0}, 3;")
-    for half, first in (("l", 0), ("h", 4)):
-        for code in range(4):
+    lines = [".reg .b32 w, m, s;", ".reg .b16 a, b;"]
+    for selector, first in (("0x5140", 0), ("0x7362", 4)):
+        lines.append(f"prmt.b32 w, $8, $9, {selector};")
+        for code, magnitude, sign in (
+            (first, "shl.b32 m, w, 2;", "shl.b32 s, w, 4;"),
+            (first + 1, "shr.u32 m, w, 2;", "mov.b32 s, w;"),
+        ):
             lines += [
-                magnitude[code].format(half),
-                "and.b32 m, m, 0x0E000E00;",
-                f"shl.b32 s, {half}, {12 - 4 * code};",
-                "lop3.b32 m, s, 0x80008000, m, 0xEA;",  # (s & mask) | m
-                f"mul.f16x2 ${first + code}, m, $10;",
+                magnitude,
+                "and.b32 m, m, 0x1C1C1C1C;",
+                sign,
+                "lop3.b32 m, s, 0x80808080, m, 0xEA;",  # (s & mask) | m
+                "mov.b32 {a, b}, m;",
+                f"cvt.rn.f16x2.e4m3x2 ${code}, a;",
+                f"cvt.rn.f16x2.e4m3x2 ${code + 2}, b;",
+                f"mul.f16x2 ${code}, ${code}, $10;",
+                f"mul.f16x2 ${code + 2}, ${code + 2}, $10;",
             ]
     return "{\n" + "\n".join(lines) + "\n}"
 
 
 UNPACK = tl.constexpr(_unpack_two_words())
-REGISTERS = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 3))
+REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 3))
 
 
 @triton.jit
@@ -73,17 +80,15 @@ def _plain(words, scale, CODE: tl.constexpr):
 
 @triton.jit
 def unpack(words, scales, ROWS: tl.constexpr, WORDS: tl.constexpr, WAY: tl.constexpr):
-    """Eight FP16 [ROWS, WORDS]: value x scale x 2^-7 of code 0 to 7 of int32 words; E4M3 bytes [ROWS, WORDS/2]."""
-    half = (
-        scales.to(tl.float8e4nv, bitcast=True).to(tl.float16) * 128.0
-    )  # a code's bits as FP16 are value x 2^-14
+    """Eight FP16 [ROWS, WORDS]: value x scale x 2^-6 of code 0 to 7 of int32 words; E4M3 bytes [ROWS, WORDS/2]."""
+    half = scales.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     half = tl.reshape(tl.broadcast_to(half[:, :, None], (ROWS, WORDS // 2, 2)), (ROWS, WORDS))
     if WAY == "ptx":
         a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
             UNPACK, REGISTERS, [words, half], dtype=(tl.float16,) * 8, is_pure=True, pack=2
         )
     else:
-        scale = half.to(tl.float32) * 6.103515625e-05  # 2^-14
+        scale = half.to(tl.float32) * 0.015625  # 2^-6
         a, b = _plain(words, scale, 0), _plain(words, scale, 1)
         c, d = _plain(words, scale, 2), _plain(words, scale, 3)
         e, f = _plain(words, scale, 4), _plain(words, scale, 5)
