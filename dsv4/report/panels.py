@@ -116,9 +116,9 @@ def one_variant(
             id="points",
             title="Quantisation points",
             lead="Isolated: stored values against what they were made from, in steps (ULP) of their format. One correct"
-            " rounding: ½ at most. ▲ further off than a correct store; ≠ the scale stored is not the scale applied.",
+            " rounding: ½ at most. ▲ too far off for a correct store; ≠ the scale stored is not the scale applied.",
             chart=points.histogram(stored),
-            columns=("layer", "point", *points.TITLES),
+            columns=("layer", "point", "within", "beyond", "largest", "same", "worst"),
             data="points",
             key=("variant",),
         ),

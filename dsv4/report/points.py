@@ -23,12 +23,12 @@ RAMP = ("h1", "h2", "h4", "x4", "x5", "x6")
 HEIGHT, FILL = 22, 0.86  # pixels a point; share of them that a full bar takes
 TITLES = {
     "format": "format",
-    "within": "within ½ step",
-    "beyond": "further off than a correct store",
-    "largest": "largest distance, steps",
-    "ratio_low": "stored over ideal scale, least",
-    "ratio_high": "stored over ideal scale, most",
-    "same": "scale stored = applied",
+    "within": "within ½",
+    "beyond": "too far off",
+    "largest": "largest",
+    "ratio_low": "scale ratio, least",
+    "ratio_high": "scale ratio, most",
+    "same": "stored = applied",
     "bad": "not finite",
     "worst": "furthest at",
 }
@@ -91,6 +91,7 @@ def table(audit: Audit, found: pd.DataFrame) -> list[dict[str, str]]:
         key=lambda item: (order.get(item[0][0], 99), item[0][1]),
     ):
         said = set(rows["same"])
+        without = "no scale" if set(rows["format"]) == {"bf16"} else "not dumped"
         low, high = rows["ratio_low"].min(), rows["ratio_high"].max()
         lines.append(
             {
@@ -101,7 +102,7 @@ def table(audit: Audit, found: pd.DataFrame) -> list[dict[str, str]]:
                 "beyond": "0" if rows["beyond"].max() == 0 else percent(rows["beyond"].max()),
                 "largest": "not finite" if rows["bad"].any() else number(rows["largest"].max(), ".3f"),
                 "ratio": NONE if pd.isna(low) else f"{low:g}" if low == high else f"{low:g} to {high:g}",
-                "same": "no" if "no" in said else "yes" if "yes" in said else "not dumped",
+                "same": "no" if "no" in said else "yes" if "yes" in said else without,
             }
         )
     return lines
@@ -149,7 +150,7 @@ def histogram(found: pd.DataFrame) -> alt.LayerChart:
         .transform_calculate(
             top=f"datum.line + {FILL} * (1 - datum.high)", bottom=f"datum.line + {FILL} * (1 - datum.low)"
         )
-        .mark_rect(stroke=theme.var("page"), strokeWidth=0.5)
+        .mark_rect(width=alt.RelativeBandSize(band=0.96))
         .encode(
             x=layer_axis(),
             y=alt.Y("top:Q", **rows),

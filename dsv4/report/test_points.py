@@ -81,6 +81,7 @@ def test_the_table_says_it_in_words(audit):
     assert lines["KV_nvfp4", "kv_store, nope"]["ratio"] == "1 to 2"
     assert lines["P4_scalar_gsa", "attn_in_q"]["beyond"] == "45.0%"
     assert lines["P4_scalar_gsa", "attn_in_q"]["same"] == "not dumped"
+    assert lines["B1", "kv_store, rope"]["same"] == "no scale"
 
 
 def test_a_page_without_points_still_stands(failing):
