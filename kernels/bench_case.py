@@ -14,7 +14,8 @@ class Case:
 
     Attributes
     ----------
-    group : which target of the table it belongs to, such as ``"b1_flashmla"``.
+    group : which of ``kernels.bench.targets.TARGETS`` it belongs to, such as ``"b1_flashmla"``; a group without a
+        target is shown without one.
     name : the row, such as ``"B=64, 64 heads, topk 640, 584-byte record"``.
     paths : name -> function that launches it on input set ``i``; no allocation, no sync: it is captured in a CUDA
         graph. :data:`OURS` is there; :data:`REPLACED` is the path that it replaces; others are peers, absent
@@ -24,7 +25,7 @@ class Case:
     flops : multiply-adds x 2 of one launch by operand type: ``"bf16"``, ``"fp8"``.
     launches : kernels that each path launches.
     peers : names of the peers that belong to this row, here or not; those that are not in ``paths`` are shown as
-        absent.
+        absent; the peer of the group's target need not be named.
     check : compares the paths' results on one input set and raises; run before timing.
     """
 

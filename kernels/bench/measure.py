@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kernels.bench.statistics import order, ratio, spread
-from kernels.bench_case import OURS, Case
+from kernels.bench.targets import TARGETS
+from kernels.bench_case import OURS, REPLACED, Case
 
 SAMPLES = 21  # replays of each path; 15 at least
 EAGER_SAMPLES = 5
@@ -79,12 +80,19 @@ def describe(op: str, case: Case) -> dict[str, Any]:
         "bytes": float(case.bytes),
         "flops": {kind: float(count) for kind, count in case.flops.items()},
         "launches": dict(case.launches),
-        "absent": [name for name in case.peers if name not in case.paths],
+        "absent": absent(case),
         "paths": {},
         "ratios": {},
         "error": None,
         "cases": False,
     }
+
+
+def absent(case: Case) -> list[str]:
+    """Peers that belong to a row, by its own word or its target's, and are not here."""
+    target = TARGETS.get(case.group)
+    wanted = [*case.peers, *([target.against] if target and target.against else [])]
+    return [name for name in dict.fromkeys(wanted) if name not in (*case.paths, OURS, REPLACED)]
 
 
 def failed(op: str, group: str, name: str, error: str, *, cases: bool = False) -> dict[str, Any]:

@@ -96,6 +96,16 @@ def test_a_row_holds_times_ratios_and_absent_peers():
     assert json.loads(json.dumps(row)) == row
 
 
+def test_the_peer_of_a_target_is_absent_without_being_named():
+    assert describe("op", case(group="b2_decode"))["absent"] == ["deepgemm"]
+    assert (
+        describe("op", case(group="b2_decode", paths={OURS: path(1.0), "deepgemm": path(1.0)}))["absent"]
+        == []
+    )
+    assert describe("op", case(group="topk", paths={OURS: path(1.0)}))["absent"] == []
+    assert describe("op", case(group="no such group"))["absent"] == []
+
+
 def test_a_failed_check_times_nothing():
     def wrong():
         raise AssertionError("17 of 32 rows differ")

@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     for number, op in enumerate(args.op):
         try:
-            cases = iter(importlib.import_module(f"kernels.{op}.bench").cases("cuda"))
+            cases = iter(importlib.import_module(f"kernels.{op}.bench").cases(torch.device("cuda", 0)))
         except Exception as error:
             send({"event": "row", "row": failed(op, args.group or "", "all cases", text(error), cases=True)})
             continue
