@@ -22,13 +22,20 @@ OPS = (
     "index_logits",
     "index_query",
     "index_topk",
+    "kv_norm_rope_store",
+    "kv_store",
     "linear",
     "matmul",
+    "mhc_rmsnorm_quantise_nvfp4",
+    "nvfp4_quantise",
+    "q_norm_rope_quantise",
     "rmsnorm",
+    "rmsnorm_quantise_nvfp4",
     "rope",
     "route",
     "sparse_attn",
     "swiglu",
+    "swiglu_quantise_nvfp4",
 )
 TORCH_FREE = (
     "dsv4.plan",
@@ -187,7 +194,7 @@ def test_every_public_function_of_a_ref_states_its_shapes(op):
         shapes = SHAPE.findall(text)
         wanted = 1 if function.name in NO_TENSOR_IN else 2  # an input and the result
         # a class of tensors (Weight, Activation, Mix) states the shapes of its own
-        named = len(re.findall(r"\b(?:Weight|Activation|Mix|Slices)\b", text))
+        named = len(re.findall(r"\b(?:Weight|Activation|Mix|Slices|Nvfp4Rows|NormedRows|QuantisedQ)\b", text))
         assert len(shapes) + named >= wanted, (
             f"kernels/{op}/ref.py: {function.name} states no shapes: {text!r}"
         )

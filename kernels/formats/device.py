@@ -230,6 +230,17 @@ def mxfp4_block(x, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
+def fp8_block(groups):
+    """Quantise [ROWS, GROUPS, SIZE] FP32: float8e4nv of that shape, power-of-two scales FP32 [ROWS, GROUPS].
+
+    A product with the scale's reciprocal is the quotient: both are powers of two from 2^-119 to 2^119.
+    """
+    scale = power_of_two_scale(floored(abs_max(groups, 2), AMAX_FLOOR), 448.0)
+    inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+    return e4m3(groups * inverse[:, :, None]), scale
+
+
+@triton.jit
 def fp8_scaled(x):
     """Quantise [ROWS, COLS] FP32 rows: float8e4nv [ROWS, COLS], FP32 scale [ROWS]."""
     amax = floored(abs_max(x, 1), AMAX_FLOOR)

@@ -16,12 +16,10 @@ COLS = 128
 @triton.jit
 def _fp8_block(x_ptr, code_ptr, scale_ptr, GROUP: tl.constexpr, COLS: tl.constexpr):
     x = tl.load(x_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS))
-    groups = tl.reshape(x, (COLS // GROUP, GROUP))
-    scale = fmt.power_of_two_scale(fmt.floored(fmt.abs_max(groups, 1), fmt.AMAX_FLOOR), 448.0)
-    code = fmt.e4m3(tl.div_rn(groups, tl.broadcast_to(scale[:, None], groups.shape)))
+    code, scale = fmt.fp8_block(tl.reshape(x, (1, COLS // GROUP, GROUP)))
     tl.store(code_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS), tl.reshape(code, (COLS,)))
     at = tl.program_id(0) * (COLS // GROUP) + tl.arange(0, COLS // GROUP)
-    tl.store(scale_ptr + at, fmt.ue8m0_value(fmt.ue8m0_byte(scale)))
+    tl.store(scale_ptr + at, fmt.ue8m0_value(fmt.ue8m0_byte(tl.reshape(scale, (COLS // GROUP,)))))
 
 
 @triton.jit

@@ -1,0 +1,362 @@
+"""mHC, Triton; the contracts are in :mod:`kernels.hc.ref`. Four streams, as every released model has.
+
+``mix`` is two launches at any number of rows: partial sums, then what makes weights of them
+(:mod:`kernels.hc.mix_kernel`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.arguments import check
+from kernels.build_spec import Build, Sizes
+from kernels.formats.device import EXACT
+from kernels.hc.mix_kernel import GROUP, SEGMENT, finish_kernel, partial_kernel
+from kernels.hc.ref import Mix
+from kernels.hc.streams_kernel import collapse_kernel, expand_kernel
+from kernels.rmsnorm.kernel import FLOATS
+
+STREAMS = 4
+F32 = torch.float32
+
+
+def mix(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    *,
+    norm_eps: float,
+    hc_eps: float,
+    iterations: int,
+    out: Mix | None = None,
+) -> Mix:
+    """Mixing weights of a site; see :func:`kernels.hc.ref.mix`.
+
+    Parameters
+    ----------
+    streams : (T, 4, D) BF16 or FP32
+        The streams of a token are contiguous; tokens may be strided.
+    fn : (24, 4 D), base : (24,), scale : (3,), FP32, contiguous
+    norm_eps, hc_eps : float
+    iterations : int
+        At least 1.
+    out : Mix, contiguous, optional
+
+    Returns
+    -------
+    Mix
+        Within 2^-20 of the ref relative to a gate or an entry of comb, as long as a logit's terms do not cancel to
+        less than 2^-4 of their sum of magnitudes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor does not fit; ``iterations`` is under 1.
+    """
+    if iterations < 1:
+        raise ValueError(f"hc_mix: iterations = {iterations}; comb needs at least its columns' pass")
+    T, _ = _check_streams("hc_mix", streams)
+    _check_weights("hc_mix", streams, fn, base, scale, STREAMS * (STREAMS + 2), 3)
+    if out is None:
+        shapes = ((T, STREAMS), (T, STREAMS), (T, STREAMS, STREAMS))
+        out = Mix(*(torch.empty(shape, dtype=F32, device=streams.device) for shape in shapes))
+    check(
+        "hc_mix",
+        dense=["pre", "post", "comb"],
+        pre=(out.pre, f"{T} 4", F32),
+        post=(out.post, f"{T} 4", F32),
+        comb=(out.comb, f"{T} 4 4", F32),
+    )
+    _weights(streams, fn, base, scale, out, norm_eps, hc_eps, iterations)
+    return out
+
+
+def head_collapse(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    *,
+    norm_eps: float,
+    hc_eps: float,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Final collapse before the last norm, three launches; see :func:`kernels.hc.ref.head_collapse`.
+
+    Parameters
+    ----------
+    streams : (T, 4, D) BF16 or FP32
+    fn : (4, 4 D), base : (4,), scale : (1,), FP32, contiguous
+    norm_eps, hc_eps : float
+    dtype : torch.dtype
+        BF16 or FP32: how the result is stored.
+
+    Returns
+    -------
+    (T, D) of ``dtype``
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor does not fit.
+    """
+    T, _ = _check_streams("hc_head_collapse", streams)
+    _check_weights("hc_head_collapse", streams, fn, base, scale, STREAMS, 1)
+    pre = torch.empty(T, STREAMS, dtype=F32, device=streams.device)
+    _weights(streams, fn, base, scale, Mix(pre, pre, pre), norm_eps, hc_eps, 0)
+    return collapse(streams, pre, dtype=dtype)
+
+
+def collapse(
+    streams: Tensor, pre: Tensor, *, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None
+) -> Tensor:
+    """Block input ``sum_j pre_j X_j``; see :func:`kernels.hc.ref.collapse`.
+
+    Parameters
+    ----------
+    streams : (T, 4, D) BF16 or FP32
+    pre : (T, 4) FP32, contiguous
+    dtype : torch.dtype
+        BF16 or FP32: how the result is stored, if ``out`` is not given.
+    out : (T, D) contiguous, optional
+
+    Returns
+    -------
+    (T, D) of ``dtype``
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor does not fit.
+    """
+    T, D = _check_streams("hc_collapse", streams)
+    check("hc_collapse", dense=["pre", "out"], pre=(pre, f"{T} 4", F32), out=(out, f"{T} {D}", FLOATS))
+    x = torch.empty(T, D, dtype=dtype, device=streams.device) if out is None else out
+    if T and D:
+        rows, block = 1, min(2048, triton.next_power_of_2(D))
+        grid = (triton.cdiv(T, rows), triton.cdiv(D, block))
+        collapse_kernel[grid](
+            streams, pre, x, streams.stride(0), T, D, ROWS=rows, BLOCK_D=block, num_warps=8, **EXACT
+        )
+    return x
+
+
+def expand(
+    streams: Tensor,
+    y: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Next streams ``X'_k = post_k y + sum_j comb[j, k] X_j``; see :func:`kernels.hc.ref.expand`.
+
+    Parameters
+    ----------
+    streams : (T, 4, D), y : (T, D), BF16 or FP32
+        Rows of y and tokens of the streams may be strided.
+    post : (T, 4), comb : (T, 4, 4), FP32, contiguous
+    dtype : torch.dtype
+        BF16 or FP32: how the residual is stored, if ``out`` is not given.
+    out : (T, 4, D) contiguous, optional
+        May be ``streams``: a program reads what it writes before.
+
+    Returns
+    -------
+    (T, 4, D) of ``dtype``
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor does not fit.
+    """
+    T, D = _check_streams("hc_expand", streams)
+    check(
+        "hc_expand",
+        dense=["post", "comb", "out"],
+        y=(y, f"{T} {D}", FLOATS),
+        post=(post, f"{T} 4", F32),
+        comb=(comb, f"{T} 4 4", F32),
+        out=(out, f"{T} 4 {D}", FLOATS),
+    )
+    new = torch.empty(T, STREAMS, D, dtype=dtype, device=streams.device) if out is None else out
+    if T and D:
+        block = min(1024, triton.next_power_of_2(D))
+        expand_kernel[(T, triton.cdiv(D, block))](
+            streams,
+            y,
+            post,
+            comb,
+            new,
+            streams.stride(0),
+            y.stride(0),
+            D,
+            BLOCK_D=block,
+            num_warps=4,
+            **EXACT,
+        )
+    return new
+
+
+def _check_streams(op: str, streams: Tensor) -> tuple[int, int]:
+    """T and D of streams whose four rows lie one after the other."""
+    sizes = check(op, streams=(streams, "T 4 D", FLOATS))
+    if streams.numel() and streams.stride(1) != sizes["D"]:
+        shape, strides = tuple(streams.shape), streams.stride()
+        raise ValueError(f"{op}: streams of shape {shape} and strides {strides}: a token is not contiguous")
+    return sizes["T"], sizes["D"]
+
+
+def _check_weights(
+    op: str, streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, outputs: int, scales: int
+) -> None:
+    check(
+        op,
+        dense=["fn", "base", "scale"],
+        streams=(streams, "T 4 D", FLOATS),
+        fn=(fn, f"{outputs} 4*D", F32),
+        base=(base, f"{outputs}", F32),
+        scale=(scale, f"{scales}", F32),
+    )
+
+
+def _tiles(num_rows: int, K: int) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Constants of the first kernel, of the second, and how many splits and warps there are.
+
+    Under 2048 rows a program a segment fills the SMs and each reads all it needs at once; beyond, a program a group
+    writes a sixteenth of the partial sums. Tiles of 128 rows halve how often ``fn`` is read from L2.
+    """
+    segments = triton.cdiv(K, SEGMENT)
+    groups = triton.cdiv(segments, GROUP)
+    many = num_rows >= 2048
+    block = 128 if num_rows >= 4096 else 64
+    first = {
+        "SEGMENTS": GROUP if many else 1,
+        "SIZE": SEGMENT,
+        "BLOCK_T": block,
+        "BLOCK_K": 128,
+        "STAGES": 2 if many else 1,
+    }
+    rows = 1 if num_rows <= 64 else 32 if many else 4
+    second = {"SPLITS": 1 if many else GROUP, "GROUPS": triton.next_power_of_2(groups), "ROWS": rows}
+    return first, second, {"splits": groups if many else segments, "warps": block // 16}
+
+
+def _weights(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    out: Mix,
+    norm_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> None:
+    T, D = streams.shape[0], streams.shape[2]
+    if T == 0:
+        return
+    K = STREAMS * D
+    first, second, sizes = _tiles(T, K)
+    splits = sizes["splits"]
+    part = torch.empty(splits + 1, T, 32, dtype=F32, device=streams.device)
+    partial_kernel[(triton.cdiv(T, first["BLOCK_T"]), splits)](
+        streams,
+        fn,
+        part,
+        streams.stride(0),
+        T,
+        K,
+        OUTPUTS=len(fn),
+        num_warps=sizes["warps"],
+        **first,
+        **EXACT,
+    )
+    finish_kernel[(triton.cdiv(T, second["ROWS"]),)](
+        part,
+        part[splits],
+        base,
+        scale,
+        *out,
+        T,
+        splits,
+        K,
+        norm_eps,
+        hc_eps,
+        ITERATIONS=iterations,
+        num_warps=4,
+        **second,
+        **EXACT,
+    )
+
+
+def builds(sizes: Sizes) -> list[Build]:
+    """The mix of few and of many rows, the streams' sum and their update."""
+    K, found = STREAMS * sizes.hidden_size, []
+    for phase, T in (("decode", 1), ("prefill", 4096)):
+        first, second, chosen = _tiles(T, K)
+        found += [
+            _build(
+                f"hc/mix_partial_{phase}/{sizes.name}",
+                partial_kernel,
+                {"streams_ptr": "*bf16", "fn_ptr": "*fp32", "part_ptr": "*fp32"},
+                ("streams_stride", "num_rows", "K"),
+                {"OUTPUTS": 24, **first},
+                chosen["warps"],
+                aligned=("streams_stride", "K"),
+            ),
+            _build(
+                f"hc/mix_finish_{phase}/{sizes.name}",
+                finish_kernel,
+                dict.fromkeys(
+                    ("part_ptr", "sum_ptr", "base_ptr", "scale_ptr", "pre_ptr", "post_ptr", "comb_ptr"),
+                    "*fp32",
+                ),
+                ("num_rows", "num_splits", "K"),
+                {"ITERATIONS": sizes.hc_sinkhorn_iters, **second},
+                4,
+                floats=("norm_eps", "hc_eps"),
+            ),
+        ]
+    pointers = {"streams_ptr": "*bf16", "pre_ptr": "*fp32", "x_ptr": "*bf16"}
+    integers = ("streams_stride", "num_rows", "D")
+    constants = {"ROWS": 1, "BLOCK_D": 2048}
+    found.append(
+        _build(f"hc/collapse/{sizes.name}", collapse_kernel, pointers, integers, constants, 8, integers[::2])
+    )
+    pointers = {
+        "streams_ptr": "*bf16",
+        "y_ptr": "*bf16",
+        "post_ptr": "*fp32",
+        "comb_ptr": "*fp32",
+        "new_ptr": "*bf16",
+    }
+    integers = ("streams_stride", "y_stride", "D")
+    found.append(
+        _build(f"hc/expand/{sizes.name}", expand_kernel, pointers, integers, {"BLOCK_D": 1024}, 4, integers)
+    )
+    return found
+
+
+def _build(
+    name: str,
+    kernel: object,
+    pointers: Mapping[str, str],
+    integers: tuple[str, ...],
+    constants: Mapping[str, Any],
+    warps: int,
+    aligned: tuple[str, ...] = (),
+    floats: tuple[str, ...] = (),
+) -> Build:
+    return Build(
+        name=name,
+        kernel=kernel,
+        signature={**pointers, **dict.fromkeys(integers, "i32"), **dict.fromkeys(floats, "fp32")},
+        constants=constants,
+        aligned=(*pointers, *aligned),
+        options={"num_warps": warps, **EXACT},
+    )

@@ -1,0 +1,1 @@
+"""Rows of kv into the paged cache, in either record."""

@@ -1,0 +1,1 @@
+"""Weighted sum of the streams, RMSNorm and NVFP4 quantiser in one launch."""

@@ -1,0 +1,1 @@
+"""RMSNorm and NVFP4 quantiser in one launch."""

@@ -1,0 +1,1 @@
+"""Clamped SwiGLU and NVFP4 quantiser in one launch."""
