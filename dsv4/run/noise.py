@@ -36,7 +36,7 @@ from dsv4.run.noisy import with_noise
 from dsv4.run.setup import Setup, parse, prepare
 from dsv4.run.trace import write_trace
 
-DRAWS = 3
+DRAWS = 2  # each costs as much as a free run of a variant
 OWN = "own run"  # what a draw is compared with, in the column ``against``
 
 
