@@ -136,6 +136,19 @@ def test_a_correct_activation_has_nothing_beyond(weight, store, seed):
     assert len(points("attn_in_q", "attn_in", x, x, weight="fp32")) == 0  # nothing is rounded
 
 
+@pytest.mark.parametrize(("weight", "store"), [("nvfp4", nvfp4.round), ("bf16", bf16.round)])
+def test_fp32_noise_ahead_of_a_store_is_no_other_rounding(weight, store):
+    x = inputs(256)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(5)).clamp(-2, 2) * 2.0**-22
+    assert failed(points("attn_in_q", "attn_in", x, store(x * (1 + noise)), weight=weight)) == []
+
+
+def test_a_doubled_rounding_before_nvfp4_is_seen():
+    x = inputs(256)
+    lines = points("attn_in_q", "attn_in", x, nvfp4.round(bf16.round(x)))
+    assert [kind for kind, *_ in failed(lines)] == ["rounding"]
+
+
 def test_a_launch_gsa_is_the_plans_at_its_own_sites():
     x = inputs(256)
     stored = nvfp4.round(x, nvfp4.row_gsa(x).max())
