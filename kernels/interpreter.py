@@ -91,6 +91,7 @@ def _replace_conversions() -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     interpreter._patch_lang_tensor = patch
+    _patch_language_once_a_launch()
     builder = interpreter.InterpreterBuilder
     interpreter._convert_float = convert
     builder.create_dot = dot
@@ -109,3 +110,32 @@ def _let_numbers_bound_loops(interpreter) -> None:  # noqa: ANN001 - Triton's mo
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+
+
+def _patch_language_once_a_launch() -> None:
+    """Each call of a device function patches all of ``triton.language`` anew: half of a kernel's time here."""
+    import inspect
+
+    from triton.runtime import interpreter
+
+    patch_language, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patched = set()
+
+    def patch(fn):  # noqa: ANN001, ANN202 - the interpreter's own signature
+        languages = (interpreter.tl, interpreter.tl.core)
+        modules = [value for value in fn.__globals__.values() if inspect.ismodule(value)]
+        found = frozenset(module.__name__ for module in modules if module in languages)
+        if found in patched:
+            return interpreter._LangPatchScope()
+        patched.add(found)
+        return patch_language(fn)
+
+    def call(self, *args, **kwargs):  # noqa: ANN001, ANN002, ANN003, ANN202 - the interpreter's own signature
+        patched.clear()
+        try:
+            return launch(self, *args, **kwargs)
+        finally:
+            patched.clear()
+
+    interpreter._patch_lang = patch
+    interpreter.GridExecutor.__call__ = call
