@@ -4,6 +4,7 @@ from kernels.build_spec import Build, Sizes
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.combine_kernel import CHUNK, _combine_kernel
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
+from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel
 from kernels.sparse_attn.tiles import tile_for
 
 PAGE = 64
@@ -27,6 +28,7 @@ def builds(sizes: Sizes) -> list[Build]:
     return [
         *(build for arches in (LARGE, SMALL) for build in _portable(sizes, arches)),
         *(_combine(sizes, parts) for parts in (2, 16)),
+        *(_hopper(sizes, terms, seven) for terms in (1, 2) for seven in (True, False)),
     ]
 
 
@@ -101,4 +103,38 @@ def _combine(sizes: Sizes, parts: int) -> Build:
         constants={"K": sizes.head_dim, "PARTS": parts, "CHUNK": min(parts, CHUNK)},
         aligned=("part_ptr", "part_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr", "row_heads", "heads"),
         options={"num_warps": 4},
+    )
+
+
+def _hopper(sizes: Sizes, terms: int, seven: bool) -> Build:
+    signature = {
+        "q_ptr": "*bf16",
+        "residual_ptr": "*bf16",
+        "q_scale_ptr": "*fp32",
+        "data_ptr": "*bf16",
+        "scale_ptr": "*i64" if seven else "*fp32",
+        "idx_ptr": "*i32",
+        "sinks_ptr": "*fp32",
+        "out_ptr": "*bf16",
+        "lse_ptr": "*fp32",
+        "page_words": "i32",
+        "heads": "i32",
+        "num_keys": "i32",
+        "score_scale": "fp32",
+    }
+    return Build(
+        name=f"sparse_attn/hopper{'' if seven else '_aligned'}{'_q2' if terms == 2 else ''}/{sizes.name}",
+        kernel=attend_hopper_kernel,
+        signature=signature,
+        constants={
+            "PAGE": PAGE,
+            "SPLITS": 1,
+            "STAGES": 4 if terms == 1 else 3,
+            "TERMS": terms,
+            "SEVEN": seven,
+        },
+        aligned=tuple(name for name, kind in signature.items() if kind != "fp32"),
+        options={"num_warps": 4},
+        native=("fp8",),
+        only=("sm_90a",),
     )

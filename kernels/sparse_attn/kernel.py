@@ -244,7 +244,9 @@ def sparse_attn_fp8(
     )
     page = check_keys("sparse_attn_fp8", width, pages, idx, page_table, sequence, token_scale)
     rows, heads, num_keys = *q_scale.shape, idx.shape[1]
-    best = path_of(width, q.device, slots=page_table is None, plain=not (rope_fp8 or pv_fp8))
+    into = into or room(rows, heads, num_keys, width, q.device)
+    plain = not (rope_fp8 or pv_fp8) and num_keys > 0 and into.written[0].dtype == BF16
+    best = path_of(width, q.device, slots=page_table is None, plain=plain)
     path = path or best
     if path == "hopper" and best != "hopper":
         raise ValueError(
@@ -298,6 +300,6 @@ def path_of(width: int, device: torch.device, *, slots: bool = True, plain: bool
     """Which kernel :func:`sparse_attn_fp8` runs: ``"hopper"`` where it can, else ``"portable"``.
 
     The Hopper kernel needs Triton 3.6, an sm_90 device, head_dim 512, an index list of slots (no page table) and
-    the plain options (rope and PV in BF16).
+    the plain options (rope, PV and result in BF16, at least one key).
     """
     return "hopper" if slots and plain and width == 512 and not hopper.why_not(device) else "portable"
