@@ -16,9 +16,9 @@ WeightFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16", "fp32"]
 ActivationFormat = Literal["nvfp4", "fp8", "bf16", "fp32"]
 Gsa = Literal["row", "launch", "undone_by_launch"]
 
-# What a GEMM's input is stored in, by the format of its weight. DeepSeek-V4's own inference code multiplies
-# MXFP4 weights with E4M3 activations of one scale per 128 (deepseek-ai/DeepSeek-V4-Flash, inference/model.py
-# `linear` and kernel.py `fp4_gemm`, read 2026-11), so its FP4 experts read what its FP8 linears read.
+# What a GEMM's input is stored in, by the format of its weight. MXFP4 weights meet E4M3 activations of one scale
+# per 128 (vLLM, deepseek_v4/quant_config, and published copies of DeepSeek's inference code; read 2026-11), so that
+# the released FP4 experts read what the FP8 linears read.
 READS: dict[WeightFormat, ActivationFormat] = {
     "nvfp4": "nvfp4",
     "mxfp4": "fp8",
