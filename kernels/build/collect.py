@@ -75,6 +75,7 @@ def identity(build: Build, arch: Architecture) -> dict[str, Any]:
         "name": build.name,
         "arch": arch.name,
         "kernel": getattr(build.kernel, "__name__", repr(build.kernel)),
+        "source_hash": getattr(build.kernel, "cache_key", None),
         "signature": dict(build.signature),
         "constants": {name: _text(value) for name, value in build.constants.items()},
         "options": {name: _text(value) for name, value in build.options.items()},

@@ -75,7 +75,10 @@ def build_all(
                 row |= {"key": keys[build.name], "ptxas": ptxas.record(), "triton": triton.__version__}
                 _keep(out, _stem(work, first.name), row)
         _drop_others(out, {build.name for build in builds})
-        rows = [json.loads(_file(out, build.name, ".json").read_text()) for build in builds]
+        rows = [
+            json.loads(_file(out, build.name, ".json").read_text()) | collect.identity(build, arch)
+            for build in builds
+        ]
         rows += [
             {"schema": collect.SCHEMA, "name": b.name, "arch": arch.name, "declares": [], "state": "failed"}
             | {"error": b.error}
