@@ -5,7 +5,7 @@ A rounding point is proved three ways: what reaches it (:class:`Spy`), what leav
 (rounding dropped, doubled, moved) gives other bits on the same inputs (:func:`assert_differs`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -127,6 +127,22 @@ def assert_stored_once(op: Callable[[Round], Tensor]) -> None:
 def _uneven(x: Tensor) -> Tensor:
     """A store that shows how often it was applied."""
     return bf16.round(x * 0.75)
+
+
+def assert_fault_seen(op: Callable[[], object]) -> None:
+    """``op``, a comparison on a planted fault, fails as an assertion."""
+    try:
+        op()
+    except AssertionError:
+        return
+    raise AssertionError("the planted fault was not seen")
+
+
+def assert_same_rows(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    """NVFP4 codes, scale bytes and gsa bitwise; any NaN scale byte equals any other."""
+    assert_bitwise(got[2].cpu(), want[2].cpu())
+    assert_bitwise(*(rows[1].cpu().view(torch.float8_e4m3fn).float() for rows in (got, want)))
+    assert_bitwise(got[0].cpu(), want[0].cpu())
 
 
 def assert_rows_alone(op: Callable[[Mapping[str, Tensor]], Tensor], rows: Mapping[str, Tensor]) -> None:

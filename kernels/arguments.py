@@ -73,8 +73,8 @@ def _size(axis: str, sizes: dict[str, int]) -> int:
         return int(axis)
     if "/" in axis:
         letter, divisor = axis.split("/")
-        return sizes[letter] // int(divisor) if sizes[letter] % int(divisor) == 0 else -1
+        return sizes[letter] // int(divisor) if sizes.get(letter, -1) % int(divisor) == 0 else -1
     if "*" in axis:
         factor, letter = axis.split("*")
-        return int(factor) * sizes[letter]
-    return sizes[axis]
+        return int(factor) * sizes.get(letter, -1)
+    return sizes.get(axis, -1)  # a tensor of too few axes bound no such letter

@@ -34,3 +34,15 @@ def _one_thread():
 def accelerator() -> str:
     """Device on which Triton kernels run in this process."""
     return "cpu" if INTERPRETED else "cuda"
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """``torch.empty`` gives memory full of NaN, or of 0xaa: what a kernel does not write shows."""
+    empty = torch.empty
+
+    def filled(*args, **kwargs):
+        memory = empty(*args, **kwargs)
+        return memory.fill_(float("nan") if memory.is_floating_point() else 0xAA)
+
+    monkeypatch.setattr(torch, "empty", filled)

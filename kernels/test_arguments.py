@@ -39,3 +39,8 @@ def test_rows_may_be_strided_unless_dense_is_asked():
     assert check("op", x=(rows, "T D", F32)) == {"T": 3, "D": 8}
     with pytest.raises(ValueError, match="all axes contiguous"):
         check("op", dense=["x"], x=(rows, "T D", F32))
+
+
+def test_too_few_axes_are_named():
+    with pytest.raises(ValueError, match=r"op: x is torch.float32 of shape \(8,\)"):
+        check("op", x=(torch.zeros(8), "T D", F32))

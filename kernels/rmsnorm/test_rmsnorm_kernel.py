@@ -1,0 +1,129 @@
+"""RMSNorm's kernel against the ref, under a bound that is derived, and its exact properties."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from kernels._check import SIZES, assert_bitwise, assert_differs, assert_fault_seen, assert_rows_alone, draw
+from kernels.rmsnorm import kernel, ref
+
+EPS = 1e-6
+BF16, F32 = torch.bfloat16, torch.float32
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+def ulps(D: int) -> float:
+    """Relative error in units of 2^-24: a sum of D squares as a tree, then what turns it into the result.
+
+    One rounding a level, one of the square, of the mean and of its sum with eps, all halved by the root; the root,
+    its reciprocal and two products; and the ref's own.
+    """
+    return (math.ceil(math.log2(D)) + 1 + 2) / 2 + 5
+
+
+def assert_near(got, want, D):
+    error = (got.double().cpu() - want.double()).abs()
+    assert (error <= ulps(D) * 2.0**-24 * want.double().abs() + 2.0**-149).all()
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("T", SIZES)
+def test_every_number_of_rows(T, dtype, accelerator):
+    x, weight = draw(T, 130, seed=1, decades=1).to(dtype), draw(130, seed=2)
+    want = ref.rmsnorm(x, weight, eps=EPS)
+    got = kernel.rmsnorm(x.to(accelerator), weight.to(accelerator), eps=EPS, dtype=F32)
+    assert_near(got, want, 130)
+    narrow = kernel.rmsnorm(x.to(accelerator), weight.to(accelerator), eps=EPS)
+    assert_bitwise(narrow.float().cpu(), got.to(BF16).float().cpu())
+
+
+@pytest.mark.parametrize("D", [1, 2, 64, 1000, 4096, 7168])
+def test_every_width(D, accelerator):
+    x, weight = draw(3, D, seed=3) * 1e-3, draw(D, seed=4).to(BF16)  # the mean square is about eps
+    for w in (weight, None):
+        on_device = None if w is None else w.to(accelerator)
+        got = kernel.rmsnorm(x.to(accelerator), on_device, eps=EPS, dtype=F32)
+        assert_near(got, ref.rmsnorm(x, w, eps=EPS), D)
+
+
+@pytest.mark.parametrize("fault", ["eps", "count", "weight", "dtype"])
+def test_a_planted_fault_is_seen(fault, accelerator):
+    x, weight = draw(3, 130, seed=3) * 1e-3, draw(130, seed=4)
+    want = ref.rmsnorm(x, weight, eps=EPS)
+    got = kernel.rmsnorm(
+        x.to(accelerator),
+        (weight * (1 + 2.0**-19) if fault == "weight" else weight).to(accelerator),
+        eps=EPS * 1.0001 if fault == "eps" else EPS,
+        dtype=BF16 if fault == "dtype" else F32,
+    )
+    got = got * (130 / 131) ** 0.5 if fault == "count" else got
+    assert_fault_seen(lambda: assert_near(got, want, 130))
+
+
+def test_rows_may_be_strided_and_do_not_see_their_batch(accelerator):
+    wide = draw(40, 300, seed=5, decades=1).to(accelerator)
+    weight = draw(130, seed=6).to(accelerator)
+    x = wide[::2, 20:150]
+    got = kernel.rmsnorm(x, weight, eps=EPS)
+    assert_bitwise(got.float().cpu(), kernel.rmsnorm(x.contiguous(), weight, eps=EPS).float().cpu())
+    assert_rows_alone(lambda rows: kernel.rmsnorm(rows["x"], weight, eps=EPS).float().cpu(), {"x": x})
+
+
+def test_many_rows_have_the_bits_of_few(accelerator):
+    """Over 132 rows a program loops, holds several rows and has other warps."""
+    x = draw(300, 64, seed=7, decades=1).to(accelerator)
+    got = kernel.rmsnorm(x, None, eps=EPS, dtype=F32)
+    for row in (0, 131, 299):
+        assert_bitwise(got[row].cpu(), kernel.rmsnorm(x[row : row + 1], None, eps=EPS, dtype=F32)[0].cpu())
+
+
+def by_hand(x, total):
+    """The norm of one FP32 row from its sum of squares, every step rounded; torch's root is not."""
+    mean = np.float32(total) / np.float32(x.size) + np.float32(EPS)
+    return x * (np.float32(1) / np.sqrt(mean))
+
+
+def test_the_sum_is_a_tree_of_neighbours(accelerator):
+    x = draw(1, 8, seed=8).numpy()
+    total = (x * x).reshape(4, 2).sum(1).reshape(2, 2).sum(1).sum()
+    got = kernel.rmsnorm(torch.from_numpy(x).to(accelerator), None, eps=EPS, dtype=F32).cpu()
+    assert_bitwise(got, by_hand(x, total))
+    y = np.array([[2.0**12, 1.0, 1.0, 1.0]], np.float32)
+    got = kernel.rmsnorm(torch.from_numpy(y).to(accelerator), None, eps=EPS, dtype=F32).cpu()
+    assert_bitwise(got, by_hand(y, 2.0**24 + 2))  # (2^24 + 1) + (1 + 1), the first of which rounds down
+    assert_differs(got, by_hand(y, 2.0**24 + 4))
+
+
+def test_non_finite_values_stay_in_their_row(accelerator):
+    x = draw(4, 8, seed=13)
+    clean = kernel.rmsnorm(x.to(accelerator), None, eps=EPS, dtype=F32).cpu()
+    x[1, 3], x[2, 0] = math.nan, -math.inf
+    y = kernel.rmsnorm(x.to(accelerator), None, eps=EPS, dtype=F32).cpu()
+    assert y[1].isnan().all()
+    assert y[2, 0].isnan()
+    assert (y[2, 1:] == 0).all()
+    assert_bitwise(y[[0, 3]], clean[[0, 3]])
+
+
+def test_zeros_stay_zero_and_signed(accelerator):
+    x = torch.zeros(2, 7)
+    x[1] = -0.0
+    y = kernel.rmsnorm(x.to(accelerator), None, eps=EPS, dtype=F32).cpu()
+    assert_bitwise(y, x)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "error"),
+    [
+        (torch.zeros(3, 8, dtype=torch.float64), None, TypeError),
+        (torch.zeros(3, 8).T, None, ValueError),
+        (torch.zeros(3, 8), torch.zeros(7), ValueError),
+        (torch.zeros(3, 40000), None, ValueError),
+        (torch.zeros(8), None, ValueError),
+    ],
+)
+def test_a_misfit_is_refused_by_name(x, weight, error):
+    with pytest.raises(error, match="rmsnorm: "):
+        kernel.rmsnorm(x, weight, eps=EPS)
