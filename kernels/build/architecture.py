@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 
 KB = 1024
+TENSOR_MEMORY = 512  # columns a multiprocessor of sm_100 and sm_103; PTX ISA, tensor memory
 
 
 @dataclass(frozen=True, kw_only=True)

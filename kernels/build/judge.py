@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kernels.build.architecture import ARCHITECTURES
+from kernels.build.architecture import ARCHITECTURES, TENSOR_MEMORY
 
 Row = dict[str, Any]
 
@@ -31,6 +31,10 @@ def faults(row: Row) -> list[str]:
     ]
     if row["shared_bytes"] > arch.shared_bytes:
         found.append(f"needs {row['shared_bytes']} bytes of shared memory of {arch.shared_bytes}")
+    if (
+        row["tensor_memory_columns"] > TENSOR_MEMORY
+    ):  # Triton then gives an empty kernel, and raises at its launch
+        found.append(f"needs {row['tensor_memory_columns']} columns of tensor memory of {TENSOR_MEMORY}")
     if row["miscompiled_casts"]:
         found.append(f"miscompiled by ptxas {row['ptxas']['version']}: {row['miscompiled_casts'][0]}")
     return found

@@ -230,6 +230,7 @@ ROW = {
     "declares": ["nvfp4"],
     "state": "built",
     "shared_bytes": 1024,
+    "tensor_memory_columns": 128,
     "spill_store_bytes": 0,
     "spill_load_bytes": 0,
     "registers": 32,
@@ -250,6 +251,7 @@ def test_nvfp4_must_be_native_on_blackwell_and_is_widened_on_hopper():
 
 def test_what_does_not_fit_and_what_spills_is_said():
     assert "of 101376" in faults(ROW | {"arch": "sm_120a", "declares": [], "shared_bytes": 120_000})[0]
+    assert faults(ROW | {"tensor_memory_columns": 528}) == ["needs 528 columns of tensor memory of 512"]
     assert remarks(ROW | {"spill_store_bytes": 8, "spill_load_bytes": 4}) == ["spills 12 bytes"]
     bundled = {"version": "12.8.93", "source": "bundled", "trusted": False}
     assert remarks(ROW | {"ptxas": bundled}) == ["ptxas 12.8.93, bundled"]
