@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.bench_case import OURS, Case
 from kernels.formats import e4m3
 from kernels.index_logits import ref
+from kernels.index_logits.hopper_kernel import why_not
 from kernels.index_logits.kernel import HEAD_DIM, index_logits, paged_index_logits
 
 HEADS = 64
@@ -100,6 +101,12 @@ def _prefill(T: int, C: int, device: torch.device) -> Case:
         index_logits(q[i], k[i], scale, weights, limits, fill=False, out=out)
 
     paths: dict[str, Callable[[int], None]] = {OURS: ours}
+    if not why_not(device, HEADS):
+
+        def portable(i: int) -> None:
+            index_logits(q[i], k[i], scale, weights, limits, fill=False, out=out, path="portable")
+
+        paths["portable"] = portable
     if find_spec("deep_gemm"):
         deep_gemm = import_module("deep_gemm")
 

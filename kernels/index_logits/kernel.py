@@ -1,171 +1,19 @@
-"""Weighted-ReLU MQA logits on E4M3 codes, Triton. The contract is kernels/index_logits/ref.py; only the limits differ.
+"""The indexer's scores on a GPU: what is called, and which kernel runs. The contract is kernels/index_logits/ref.py."""
 
-A tile is BLOCK_N keys by all heads of one query: ``keys [BLOCK_N, D] @ q^T [D, H]`` on FP8 tensor cores, ReLU, head
-weights and the sum over heads in registers. An entry's score is summed in one fixed order whatever else is in the
-launch. Prefill keeps its keys and streams queries; decode keeps its query and streams keys by page.
-"""
-
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
+from kernels.index_logits import fp4_kernel as fp4
+from kernels.index_logits import fp8_kernel as fp8
+from kernels.index_logits import hopper_kernel as hopper
 
-
-class Tile(NamedTuple):
-    """How a launch is cut: keys a tile, queries (prefill) or tiles (decode) a program, warps, stages."""
-
-    keys: int
-    steps: int
-    warps: int
-    stages: int
-
-
-# One warpgroup a program and four programs a multiprocessor: one program's epilogue hides another's products.
-PREFILL = Tile(keys=128, steps=64, warps=4, stages=3)
-DECODE = Tile(keys=128, steps=16, warps=4, stages=4)
-PROGRAMS = 1056  # 8 a multiprocessor: fewer tiles a program while that many are not there
-MIN_HEADS = 16  # narrowest second operand of a product
-HEAD_DIM = 128
-FILL = float("-inf")
-
-
-@triton.jit
-def weighted_relu(dots, weights):
-    """``sum_h w[h] relu(dots[s, h])``: [S, H] FP32 and [H] FP32 -> [S] FP32; NaN passes the ReLU."""
-    return tl.sum(tl.maximum(dots, 0.0, propagate_nan=tl.PropagateNan.ALL) * weights[None, :], 1)
-
-
-@triton.jit
-def load_query(ptr, H: tl.constexpr, D: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Codes of one query: [BLOCK_H, D], rows past H zero."""
-    heads, dims = tl.arange(0, BLOCK_H), tl.arange(0, D)
-    at = heads[:, None] * D + dims[None, :]
-    if H == BLOCK_H:
-        return tl.load(ptr + at)
-    return tl.load(ptr + at, (heads < H)[:, None], other=0.0)
-
-
-@triton.jit
-def load_weights(ptr, H: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Weights of one query's heads: [BLOCK_H] FP32, zero past H."""
-    heads = tl.arange(0, BLOCK_H)
-    if H == BLOCK_H:
-        return tl.load(ptr + heads)
-    return tl.load(ptr + heads, heads < H, other=0.0)
-
-
-@triton.jit
-def store_scores(out_ptr, entries, scores, limit, C, FILL: tl.constexpr):
-    """Scores [S] of entries [S] under the limit; with FILL, -inf from there to C."""
-    if FILL:
-        tl.store(out_ptr + entries, tl.where(entries < limit, scores, float("-inf")), entries < C)
-    else:
-        tl.store(out_ptr + entries, scores, entries < limit)
-
-
-@triton.jit
-def _prefill_kernel(
-    q_ptr,
-    key_ptr,
-    key_scale_ptr,
-    weight_ptr,
-    limit_ptr,
-    out_ptr,
-    T,
-    C,
-    out_stride,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    FILL: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
-    # key blocks are the fast axis: the programs that run together share their queries through the L2 cache
-    start = tl.program_id(0) * BLOCK_N
-    entries = start + tl.arange(0, BLOCK_N)
-    first = tl.program_id(1) * BLOCK_T
-    stop = tl.minimum(first + BLOCK_T, T)
-    rows = first + tl.arange(0, BLOCK_T)
-    first_row = first.to(tl.int64)  # row * out_stride outgrows int32 on a long prompt
-    furthest = tl.max(tl.load(limit_ptr + rows, rows < T, other=0))
-    if start < furthest:
-        dims = tl.arange(0, D)
-        at = tl.arange(0, BLOCK_N)[:, None] * D + dims[None, :]
-        keys = tl.load(key_ptr + start.to(tl.int64) * D + at, (entries < C)[:, None], other=0.0)
-        scale = tl.load(key_scale_ptr + entries, entries < C, other=0.0)
-        for step in range(stop - first):
-            row = first_row + step
-            limit = tl.minimum(tl.load(limit_ptr + row), C)
-            weights = load_weights(weight_ptr + row * H, H, BLOCK_H)
-            q = load_query(q_ptr + row * (H * D), H, D, BLOCK_H)
-            scores = weighted_relu(tl.dot(keys, tl.trans(q)), weights) * scale
-            store_scores(out_ptr + row * out_stride, entries, scores, limit, C, FILL)
-    elif FILL:
-        hidden = tl.full((BLOCK_N,), float("-inf"), tl.float32)
-        for step in range(stop - first):
-            tl.store(out_ptr + (first_row + step) * out_stride + entries, hidden, entries < C)
-
-
-@triton.jit
-def _paged_kernel(
-    q_ptr,
-    page_ptr,
-    scale_ptr,
-    table_ptr,
-    weight_ptr,
-    limit_ptr,
-    out_ptr,
-    N,
-    C,
-    page_stride,
-    table_stride,
-    out_stride,
-    tiles,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    FILL: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    # queries of one sequence are the fast axis: they share its keys through the L2 cache
-    sequence = tl.program_id(2).to(tl.int64)
-    row = sequence * N + tl.program_id(0)
-    limit = tl.minimum(tl.load(limit_ptr + row), C)
-    first = tl.program_id(1) * tiles
-    seen = tl.minimum(first + tiles, tl.cdiv(limit, BLOCK_N))
-    q = load_query(q_ptr + row * (H * D), H, D, BLOCK_H)
-    weights = load_weights(weight_ptr + row * H, H, BLOCK_H)
-    table_ptr += sequence * table_stride
-    out_ptr += row * out_stride
-    dims, lanes = tl.arange(0, D), tl.arange(0, BLOCK_N)
-
-    entries = first * BLOCK_N + lanes
-    pages = tl.load(table_ptr + entries // PAGE, entries < limit, other=0)
-    for tile in range(first, seen):
-        entries = tile * BLOCK_N + lanes
-        there = entries < limit
-        page = pages.to(tl.int64)  # page * page_stride outgrows int32 in a large pool
-        at = (page * page_stride + (entries % PAGE) * D)[:, None] + dims[None, :]
-        keys = tl.load(page_ptr + at, there[:, None], other=0.0)
-        # the scales of a page stand behind its codes
-        at_scale = page * (page_stride // 4) + (PAGE * D // 4) + entries % PAGE
-        scale = tl.load(scale_ptr + at_scale, there, other=0.0)
-        ahead = entries + BLOCK_N  # the next tile's pages, one tile early: its keys need not wait for them
-        pages = tl.load(table_ptr + ahead // PAGE, ahead < limit, other=0)
-        scores = weighted_relu(tl.dot(keys, tl.trans(q)), weights) * scale
-        store_scores(out_ptr, entries, scores, limit, C, FILL)
-    if FILL:
-        hidden = tl.full((BLOCK_N,), float("-inf"), tl.float32)
-        for tile in range(tl.maximum(first, seen), first + tiles):
-            entries = tile * BLOCK_N + lanes
-            tl.store(out_ptr + entries, hidden, entries < C)
+Path = Literal["hopper", "portable"]
+HEAD_DIM = fp8.HEAD_DIM
 
 
 def index_logits(
@@ -177,6 +25,7 @@ def index_logits(
     *,
     fill: bool = True,
     out: Tensor | None = None,
+    path: Path | None = None,
 ) -> Tensor:
     """Compute :func:`kernels.index_logits.ref.index_logits` of queries over one sequence's contiguous keys.
 
@@ -193,6 +42,8 @@ def index_logits(
         Hidden entries are set to -inf; else they are left as they were: :mod:`kernels.index_topk` does not read them.
     out : (T, C) FP32 or None
         Rows may be strided. None: a new tensor.
+    path : "hopper", "portable" or None
+        None: the Hopper kernel where it can run, which :func:`kernels.index_logits.hopper_kernel.why_not` tells.
 
     Returns
     -------
@@ -203,7 +54,7 @@ def index_logits(
     Raises
     ------
     TypeError, ValueError
-        A dtype, shape or stride that is not the above.
+        A dtype, shape or stride that is not the above; a path that cannot run.
     """
     sizes = check(
         "index_logits",
@@ -216,10 +67,17 @@ def index_logits(
         out=(out, "T C", torch.float32),
     )
     T, H, C = sizes["T"], sizes["H"], sizes["C"]
+    why_not = hopper.why_not(q.device, H)
+    if path == "hopper" and why_not:
+        raise ValueError(f"index_logits: no Hopper kernel for this call: {why_not}")
     out = torch.empty(T, C, dtype=torch.float32, device=q.device) if out is None else out
-    if T and C:
-        grid = (triton.cdiv(C, PREFILL.keys), triton.cdiv(T, PREFILL.steps))
-        _prefill_kernel[grid](
+    if T == 0 or C == 0:
+        return out
+    if path != "portable" and not why_not:
+        hopper.launch(q, k, key_scale, weights, limits, out, fill=fill)
+    else:
+        grid = (triton.cdiv(C, fp8.PREFILL.keys), triton.cdiv(T, fp8.PREFILL.steps))
+        fp8.prefill_kernel[grid](
             q,
             k,
             key_scale,
@@ -232,11 +90,11 @@ def index_logits(
             H=H,
             D=HEAD_DIM,
             FILL=fill,
-            BLOCK_H=max(MIN_HEADS, triton.next_power_of_2(H)),
-            BLOCK_N=PREFILL.keys,
-            BLOCK_T=PREFILL.steps,
-            num_warps=PREFILL.warps,
-            num_stages=PREFILL.stages,
+            BLOCK_H=max(fp8.MIN_HEADS, triton.next_power_of_2(H)),
+            BLOCK_N=fp8.PREFILL.keys,
+            BLOCK_T=fp8.PREFILL.steps,
+            num_warps=fp8.PREFILL.warps,
+            num_stages=fp8.PREFILL.stages,
         )
     return out
 
@@ -289,12 +147,12 @@ def paged_index_logits(
         limits=(limits, "B N", torch.int32),
     )
     B, N, H = sizes["B"], sizes["N"], sizes["H"]
-    check_pages("paged_index_logits", pages, page_size, HEAD_DIM + 4)
+    fp8.check_pages("paged_index_logits", pages, page_size, HEAD_DIM + 4)
     width = sizes["M"] * page_size
-    out = paged_out(out, B, N, width, q.device)
+    out = fp8.paged_out(out, B, N, width, q.device)
     if B and N and width:
-        tiles = tiles_a_program(B * N, width)
-        _paged_kernel[(N, triton.cdiv(width, tiles * DECODE.keys), B)](
+        tiles = fp8.tiles_a_program(B * N, width)
+        fp8.paged_kernel[(N, triton.cdiv(width, tiles * fp8.DECODE.keys), B)](
             q,
             pages.view(torch.float8_e4m3fn),
             pages.view(torch.float32),
@@ -312,97 +170,93 @@ def paged_index_logits(
             D=HEAD_DIM,
             PAGE=page_size,
             FILL=fill,
-            BLOCK_H=max(MIN_HEADS, triton.next_power_of_2(H)),
-            BLOCK_N=DECODE.keys,
-            num_warps=DECODE.warps,
-            num_stages=DECODE.stages,
+            BLOCK_H=max(fp8.MIN_HEADS, triton.next_power_of_2(H)),
+            BLOCK_N=fp8.DECODE.keys,
+            num_warps=fp8.DECODE.warps,
+            num_stages=fp8.DECODE.stages,
         )
     return out
 
 
-def check_pages(op: str, pages: Tensor, page_size: int, entry_bytes: int) -> None:
-    """Refuse pages that do not hold ``page_size`` entries, or whose rows 16-byte loads cannot start at."""
-    found = f"{op}: pages of shape {tuple(pages.shape)} and strides {pages.stride()}"
-    if page_size < 1 or pages.shape[1] < page_size * entry_bytes:
-        raise ValueError(f"{found} do not hold page_size = {page_size} entries of {entry_bytes} bytes")
-    if pages.stride(0) % 16 or pages.data_ptr() % 16:
-        raise ValueError(f"{found} must start, and follow each other, at multiples of 16 bytes")
+def paged_index_logits_fp4(
+    q: Tensor,
+    pages: Tensor,
+    page_table: Tensor,
+    weights: Tensor,
+    limits: Tensor,
+    *,
+    page_size: int,
+    q_scales: Tensor | None = None,
+    fill: bool = True,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Score queries over a paged cache of MXFP4 keys; see :func:`kernels.index_logits.kernel.paged_index_logits`.
 
+    A prefill is one sequence of many queries.
 
-def paged_out(out: Tensor | None, B: int, N: int, width: int, device: torch.device) -> Tensor:
-    """The scores' tensor (B, N, width): a new one, or the caller's where its rows are evenly spaced."""
-    if out is None:
-        return torch.empty(B, N, width, dtype=torch.float32, device=device)
-    check("paged_index_logits", out=(out, f"{B} {N} {width}", torch.float32))
-    if B > 1 and out.stride(0) != N * out.stride(1):
+    Parameters
+    ----------
+    q : (B, N, H, 128) float8_e4m3fn, folded; or (B, N, H, 64) uint8, MXFP4 codes for a GPU with FP4 products
+    pages : (num_pages, page_bytes) uint8
+        ``page_size`` x 64 bytes of codes, then ``page_size`` x 4 UE8M0 scales; the row stride is a multiple of 16.
+    page_table : (B, M) int32
+    weights : (B, N, H) FP32
+        Of the same form as q.
+    limits : (B, N) int32
+    page_size : int
+    q_scales : (B, N, H, 4) uint8 or None
+        With MXFP4 codes; H is then a power of two from 16 on.
+    fill, out
+        As there.
+
+    Returns
+    -------
+    (B, N, M * page_size) FP32
+        A group's products are exact; scores are sums of those in FP32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A dtype, shape or stride that is not the above.
+    """
+    native = q_scales is not None
+    sizes = check(
+        "paged_index_logits_fp4",
+        dense=("q", "q_scales", "weights", "limits"),
+        q=(
+            q,
+            f"B N H {HEAD_DIM // 2 if native else HEAD_DIM}",
+            torch.uint8 if native else torch.float8_e4m3fn,
+        ),
+        q_scales=(q_scales, f"B N H {fp4.GROUPS}", torch.uint8),
+        pages=(pages, "num_pages page_bytes", torch.uint8),
+        page_table=(page_table, "B M", torch.int32),
+        weights=(weights, "B N H", torch.float32),
+        limits=(limits, "B N", torch.int32),
+    )
+    B, N, H = sizes["B"], sizes["N"], sizes["H"]
+    fp8.check_pages("paged_index_logits_fp4", pages, page_size, fp4.ENTRY_BYTES)
+    if native and (H < fp8.MIN_HEADS or H & (H - 1)):
         raise ValueError(
-            f"paged_index_logits: out of strides {out.stride()}: rows must be {out.stride(1)} apart"
+            f"paged_index_logits_fp4: q of {H} heads; expected a power of two from {fp8.MIN_HEADS} on"
         )
+    width = sizes["M"] * page_size
+    out = fp8.paged_out(out, B, N, width, q.device)
+    if not (B and N and width):
+        return out
+    tiles = fp8.tiles_a_program(B * N, width)
+    grid = (N, triton.cdiv(width, tiles * fp4.TILE.keys), B)
+    rest = (page_table, weights, limits, out, N, width, pages.stride(0), page_table.stride(0), out.stride(1))
+    tile = {"D": HEAD_DIM, "PAGE": page_size, "FILL": fill, "BLOCK_N": fp4.TILE.keys}
+    options = {"num_warps": fp4.TILE.warps, "num_stages": fp4.TILE.stages}
+    if native:
+        fp4.native_kernel[grid](q, q_scales, pages, *rest, tiles, H=H, **tile, **options)
+    else:
+        block = max(fp8.MIN_HEADS, triton.next_power_of_2(H))
+        fp4.folded_kernel[grid](q, pages, *rest, tiles, H=H, BLOCK_H=block, **tile, **options)
     return out
-
-
-def tiles_a_program(rows: int, width: int) -> int:
-    """Tiles of keys that one program walks: a power of two up to DECODE.steps, once every processor has work."""
-    tiles = rows * triton.cdiv(width, DECODE.keys)
-    share = max(tiles // PROGRAMS, 1)
-    return min(DECODE.steps, 1 << (share.bit_length() - 1))
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """Every specialisation at one model's shapes."""
-    constants = {"H": sizes.index_n_heads, "D": sizes.index_head_dim, "FILL": False}
-    constants["BLOCK_H"] = max(MIN_HEADS, triton.next_power_of_2(sizes.index_n_heads))
-    prefill = Build(
-        name=f"index_logits/prefill/{sizes.name}",
-        kernel=_prefill_kernel,
-        signature={
-            "q_ptr": "*fp8e4nv",
-            "key_ptr": "*fp8e4nv",
-            "key_scale_ptr": "*fp32",
-            "weight_ptr": "*fp32",
-            "limit_ptr": "*i32",
-            "out_ptr": "*fp32",
-            "T": "i32",
-            "C": "i32",
-            "out_stride": "i32",
-        },
-        constants=constants | {"BLOCK_N": PREFILL.keys, "BLOCK_T": PREFILL.steps},
-        aligned=("q_ptr", "key_ptr", "key_scale_ptr", "weight_ptr", "limit_ptr", "out_ptr", "out_stride"),
-        options={"num_warps": PREFILL.warps, "num_stages": PREFILL.stages},
-        native=("fp8",),
-    )
-    decode = Build(
-        name=f"index_logits/decode/{sizes.name}",
-        kernel=_paged_kernel,
-        signature={
-            "q_ptr": "*fp8e4nv",
-            "page_ptr": "*fp8e4nv",
-            "scale_ptr": "*fp32",
-            "table_ptr": "*i32",
-            "weight_ptr": "*fp32",
-            "limit_ptr": "*i32",
-            "out_ptr": "*fp32",
-            "N": "i32",
-            "C": "i32",
-            "page_stride": "i32",
-            "table_stride": "i32",
-            "out_stride": "i32",
-            "tiles": "i32",
-        },
-        constants=constants | {"PAGE": 64, "BLOCK_N": DECODE.keys},
-        aligned=(
-            "q_ptr",
-            "page_ptr",
-            "scale_ptr",
-            "table_ptr",
-            "weight_ptr",
-            "limit_ptr",
-            "out_ptr",
-            "C",
-            "page_stride",
-            "out_stride",
-        ),
-        options={"num_warps": DECODE.warps, "num_stages": DECODE.stages},
-        native=("fp8",),
-    )
-    return [prefill, decode]
+    """Every specialisation of all kernels here at one model's shapes."""
+    return [*fp8.builds(sizes), *hopper.builds(sizes), *fp4.builds(sizes)]

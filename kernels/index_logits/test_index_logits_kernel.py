@@ -7,7 +7,7 @@ import torch
 
 from kernels._check import assert_bitwise, draw
 from kernels.formats import e4m3, fp8_scaled
-from kernels.index_logits import kernel, ref
+from kernels.index_logits import fp8_kernel, hopper_kernel, kernel, ref
 
 D = kernel.HEAD_DIM
 POISON = 1e30
@@ -109,6 +109,36 @@ def test_nan_stays_with_its_key_and_its_row(accelerator):
     assert_bitwise(got[~touched], clean[~touched])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Gluon has no interpreter")
+@pytest.mark.parametrize("fill", [True, False])
+@pytest.mark.parametrize(("T", "C"), [(1, 1), (3, 127), (4, 129), (64, 300), (65, 128), (130, 1000)])
+def test_the_hopper_kernel_equals_the_ref_and_itself(T, C, fill):
+    reason = hopper_kernel.why_not(torch.device("cuda"), 64)
+    if reason:
+        pytest.skip(reason)
+    q, k, scale, weights = case(T, C, 64, seed=T)
+    limits = (torch.arange(T, dtype=torch.int32) * 7 + 1) % (C + 3)
+    outs = []
+    for _ in range(3):
+        out = torch.full((T, C + 8), POISON, device="cuda")[:, :C]
+        outs.append(run(q, k, scale, weights, limits, "cuda", fill=fill, out=out, path="hopper"))
+    assert_bitwise(outs[1], outs[0])
+    assert_bitwise(outs[2], outs[0])
+    hidden = torch.arange(C) >= limits[:, None]
+    assert bool((outs[0][hidden] == (-math.inf if fill else POISON)).all())
+    slack = bound(q, k, scale, weights, "cuda")
+    assert_close(outs[0][~hidden], wanted(q, k, scale, weights)[~hidden], slack[~hidden])
+    plain = run(q, k, scale, weights, limits, "cuda", path="portable")
+    assert_close(outs[0][~hidden], plain[~hidden], slack[~hidden])
+
+
+def test_a_path_that_cannot_run_is_refused(accelerator):
+    q, k, scale, weights = case(2, 5)
+    with pytest.raises(ValueError, match="no Hopper kernel for this call"):
+        run(q, k, scale, weights, all_of(2, 5), accelerator, path="hopper")
+
+
 def test_empty(accelerator):
     q, k, scale, weights = case(2, 5)
     assert run(q[:0], k, scale, weights[:0], all_of(0, 5), accelerator).shape == (0, 5)
@@ -168,15 +198,15 @@ def test_a_program_walks_many_tiles(accelerator, monkeypatch):
     args = (fp8(q[None], accelerator), pages, ids[None].to(accelerator), weights[None].to(accelerator))
     limits = torch.tensor([[650]], dtype=torch.int32, device=accelerator)
     one = kernel.paged_index_logits(*args, limits, page_size=64)
-    monkeypatch.setattr(kernel, "tiles_a_program", lambda rows, width: 4)
+    monkeypatch.setattr(fp8_kernel, "tiles_a_program", lambda rows, width: 4)
     assert_bitwise(kernel.paged_index_logits(*args, limits, page_size=64).cpu(), one.cpu())
 
 
 def test_tiles_a_program():
-    assert kernel.tiles_a_program(1, 32768) == 1
-    assert kernel.tiles_a_program(64, 32768) == 8
-    assert kernel.tiles_a_program(256, 32768) == 16
-    assert kernel.tiles_a_program(1, 1) == 1
+    assert fp8_kernel.tiles_a_program(1, 32768) == 1
+    assert fp8_kernel.tiles_a_program(64, 32768) == 8
+    assert fp8_kernel.tiles_a_program(256, 32768) == 16
+    assert fp8_kernel.tiles_a_program(1, 1) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 A program owns a few heads of one token. RoPE and the Hadamard sums are FP64, as in the refs: products and sums of BF16
 and FP32 values are exact there (a Hadamard sum while its terms lie within 2^38 of each other), so that bits are the
-ref's whatever the order; but a sum of nothing but zeros may have the other zero's sign. On a GPU whose FP64 is slow that shows in FP4's prefill alone.
+ref's whatever the order; but a sum of nothing but zeros may have the other zero's sign. On a GPU whose FP64 is slow
+that shows in FP4's prefill alone.
 """
 
 from typing import Literal
