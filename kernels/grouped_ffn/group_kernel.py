@@ -1,0 +1,117 @@
+"""Slots sorted by expert on the device: fixed grids, no sync, the same order every time; see :func:`group`."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = 1024  # ids read at once
+
+
+class Blocks(NamedTuple):
+    """Work of a grouped product: block b holds up to BT slots of one expert.
+
+    Attributes
+    ----------
+    slots : (S,) int32
+        Slot numbers ``token * k + place``, by expert, then ascending.
+    expert : (M,) int32
+        Of each block, ascending; -1 for the blocks that are not needed.
+    first, count : (M,) int32
+        Where its slots start in ``slots``, and how many they are.
+    """
+
+    slots: Tensor
+    expert: Tensor
+    first: Tensor
+    count: Tensor
+
+
+def max_blocks(num_slots: int, num_experts: int, bt: int) -> int:
+    """Most blocks that any choice of experts can need, to a multiple of 4."""
+    active = min(num_slots, num_experts)
+    return -(-(active + (num_slots - active) // bt) // 4) * 4  # rows of int32 that all start at 16 bytes
+
+
+@triton.jit(do_not_specialize=["num_slots", "MAX_BLOCKS"])
+def _group(
+    ids_ptr,
+    slots_ptr,
+    expert_ptr,
+    first_ptr,
+    count_ptr,
+    num_slots,
+    E: tl.constexpr,
+    E_BLOCK: tl.constexpr,
+    BT: tl.constexpr,
+    MAX_BLOCKS,
+    CHUNK: tl.constexpr,
+):
+    expert = tl.program_id(0)
+    bins = tl.arange(0, E_BLOCK)
+    counts = tl.zeros((E_BLOCK,), tl.int32)
+    for start in range(0, num_slots, CHUNK):
+        slot = start + tl.arange(0, CHUNK)
+        ids = tl.load(ids_ptr + slot, mask=slot < num_slots, other=E).to(
+            tl.int32
+        )  # E: a bin past all experts
+        counts += tl.histogram(ids, E_BLOCK)
+    blocks = tl.where(bins < E, (counts + BT - 1) // BT, 0)
+    total = tl.sum(blocks)
+    before = tl.sum(tl.where(bins < expert, blocks, 0))
+    first = tl.sum(tl.where(bins < expert, counts, 0))
+    count = tl.sum(tl.where(bins == expert, counts, 0))
+    rank = first
+    for start in range(0, num_slots, CHUNK):
+        slot = start + tl.arange(0, CHUNK)
+        ids = tl.load(ids_ptr + slot, mask=slot < num_slots, other=E).to(tl.int32)
+        mine = (ids == expert).to(tl.int32)
+        tl.store(slots_ptr + rank + tl.cumsum(mine, 0) - 1, slot, mask=mine != 0)
+        rank += tl.sum(mine)
+    for start in range(0, count, CHUNK * BT):
+        block = start // BT + tl.arange(0, CHUNK)
+        held = block * BT < count
+        tl.store(expert_ptr + before + block, tl.zeros((CHUNK,), tl.int32) + expert, mask=held)
+        tl.store(first_ptr + before + block, first + block * BT, mask=held)
+        tl.store(count_ptr + before + block, tl.minimum(count - block * BT, BT), mask=held)
+    if expert == E - 1:
+        for start in range(total, MAX_BLOCKS, CHUNK):
+            block = start + tl.arange(0, CHUNK)
+            tl.store(expert_ptr + block, tl.full((CHUNK,), -1, tl.int32), mask=block < MAX_BLOCKS)
+
+
+def group(ids: Tensor, num_experts: int, bt: int) -> Blocks:
+    """Sort slots by expert and cut every expert's slots into blocks of ``bt``.
+
+    Each program reads all ids and writes one expert's part: no atomics, so no order to depend on.
+
+    Parameters
+    ----------
+    ids : (T, k) int32 or int64, dense, each from 0 to ``num_experts`` - 1
+    num_experts : int
+    bt : int
+
+    Returns
+    -------
+    Blocks of (T*k,) and three of (:func:`max_blocks`,)
+    """
+    size = ids.numel()
+    most = max_blocks(size, num_experts, bt)
+    slots = torch.empty(size, dtype=torch.int32, device=ids.device)
+    expert, first, count = torch.empty(3, most, dtype=torch.int32, device=ids.device).unbind()
+    _group[(num_experts,)](
+        ids,
+        slots,
+        expert,
+        first,
+        count,
+        size,
+        E=num_experts,
+        E_BLOCK=triton.next_power_of_2(num_experts + 1),
+        BT=bt,
+        MAX_BLOCKS=most,
+        CHUNK=min(CHUNK, max(32, triton.next_power_of_2(size))),
+    )
+    return Blocks(slots, expert, first, count)

@@ -1,0 +1,329 @@
+"""Routed and shared experts in NVFP4: see :func:`grouped_ffn` and :func:`dense_ffn`.
+
+Five launches: slots by expert, gate and up, SwiGLU with its quantiser, down, the weighted sum. A block of slots of
+one expert meets every tile of that expert's weights once; with one token each slot is a block and nothing is sorted.
+SwiGLU is no epilogue of the first product: its quantiser needs the largest of a whole row, which 64 or more
+programs hold, and the detour through memory is under 1% of the weight's bytes.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.arguments import check
+from kernels.build_spec import Build, Sizes
+from kernels.grouped_ffn.group_kernel import Blocks, _group, group
+from kernels.linear.kernel import (
+    BATCH,
+    DECODE,
+    NATIVE_BATCH,
+    NATIVE_DECODE,
+    ONLY,
+    Nvfp4Weight,
+    Tile,
+    nvfp4_linear,
+    stacked_linear,
+)
+from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, way
+from kernels.nvfp4_quantise.ref import Nvfp4Rows
+from kernels.swiglu_quantise_nvfp4.kernel import swiglu_quantise
+
+COMBINE_COLS = 512
+FLOATS = (torch.bfloat16, torch.float32)
+
+
+def tile_for(num_slots: int, num_experts: int, native: bool) -> Tile:
+    """Tile of both products; the smaller one while an expert has two slots on average.
+
+    A row's last bits differ between the two: other tensor-core instructions.
+    """
+    if num_slots <= 2 * num_experts:
+        return NATIVE_DECODE if native else DECODE
+    return NATIVE_BATCH if native else BATCH
+
+
+@triton.jit
+def _grouped_product(
+    x_ptr,
+    x_scale_ptr,
+    gsa_ptr,
+    w_ptr,
+    w_scale_ptr,
+    scale_2_ptr,
+    slots_ptr,
+    expert_ptr,
+    first_ptr,
+    count_ptr,
+    out_ptr,
+    N,
+    x_stride,
+    x_scale_stride,
+    SLOTS_PER_ROW: tl.constexpr,
+    SORTED: tl.constexpr,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WAY: tl.constexpr,
+):
+    block = tl.program_id(1)
+    expert = tl.load(expert_ptr + block).to(tl.int32)
+    if expert < 0:
+        return
+    place = tl.arange(0, BT)
+    if SORTED:
+        held = place < tl.load(count_ptr + block)
+        slot = tl.load(slots_ptr + tl.load(first_ptr + block) + place, mask=held, other=0)
+    else:  # one token: block b is slot b, and expert_ptr holds the ids themselves
+        held = place < 1
+        slot = tl.where(held, block, 0)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    w_row = expert.to(tl.int64) * N + tl.where(n < N, n, 0)
+    x_row = (slot // SLOTS_PER_ROW).to(tl.int64)
+    acc = nvfp4_product(
+        w_ptr,
+        w_scale_ptr,
+        w_row,
+        x_ptr,
+        x_scale_ptr,
+        x_row,
+        x_stride,
+        x_scale_stride,
+        0,
+        0,
+        K,
+        (K + BK - 1) // BK,
+        BN,
+        BT,
+        BK,
+        STAGES,
+        WAY,
+    )
+    acc = acc * tl.load(gsa_ptr + x_row)[None, :] * tl.load(scale_2_ptr + expert)
+    at = slot[None, :].to(tl.int64) * N + n[:, None]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & held[None, :])
+
+
+@triton.jit
+def _combine(y_ptr, weight_ptr, out_ptr, D, SLOTS: tl.constexpr, COLS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    total = tl.zeros((COLS,), tl.float32)
+    for place in tl.static_range(SLOTS):  # ids ascend, so this is by ascending expert
+        y = tl.load(y_ptr + (token * SLOTS + place) * D + col, mask=col < D, other=0.0)
+        total += y * tl.load(weight_ptr + token * SLOTS + place)
+    tl.store(out_ptr + token * D + col, total.to(out_ptr.dtype.element_ty), mask=col < D)
+
+
+def _product(
+    x: Nvfp4Rows, weight: Nvfp4Weight, blocks: Blocks, tile: Tile, how: str, out: Tensor, *, per_row: int
+) -> None:
+    """``out[slot] = W[expert of slot] . x[slot // per_row]`` for all slots, both scales undone."""
+    n, half = weight.codes.shape[1:]
+    words = codes_for(x.codes, "codes", how)
+    _grouped_product[(triton.cdiv(n, tile.bn), len(blocks.expert))](
+        words,
+        x.scales,
+        x.gsa,
+        codes_for(weight.codes, "weight", how),
+        weight.scales,
+        weight.scale_2,
+        *blocks,
+        out,
+        n,
+        words.stride(0),
+        x.scales.stride(0),
+        SLOTS_PER_ROW=per_row,
+        SORTED=blocks.slots is not blocks.expert,
+        K=2 * half,
+        BN=tile.bn,
+        BT=tile.bt,
+        BK=tile.bk,
+        STAGES=tile.stages,
+        WAY=how,
+        num_warps=tile.warps,
+    )
+
+
+def _check_weight(op: str, name: str, weight: Nvfp4Weight, axes: tuple[int, int, int]) -> None:
+    experts, n, k = axes
+    if k % 16:
+        raise ValueError(f"{op}: {name} has {k} columns; expected a multiple of 16")
+    check(
+        op,
+        dense=(name, f"{name}_scales", f"{name}_scale_2"),
+        **{
+            name: (weight.codes, f"{experts} {n} {k // 2}", torch.uint8),
+            f"{name}_scales": (weight.scales, f"{experts} {n} {k // 16}", torch.uint8),
+            f"{name}_scale_2": (weight.scale_2, f"{experts}", torch.float32),
+        },
+    )
+
+
+def grouped_ffn(
+    x: Nvfp4Rows,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Nvfp4Weight,
+    down: Nvfp4Weight,
+    *,
+    limit: float,
+    stored: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``sum_k w[t, k] * expert[ids[t, k]](x[t])``, added in FP32 by ascending expert, stored once.
+
+    Parameters
+    ----------
+    x : Nvfp4Rows, (T, D/2), (T, D/16), (T,)
+    ids : (T, k) int32 or int64, ascending, each below E
+    weights : (T, k) FP32
+    gate_up : Nvfp4Weight, (E, 2F, D/2), (E, 2F, D/16), (E,): gate then up
+    down : Nvfp4Weight, (E, D, F/2), (E, D, F/16), (E,)
+    limit : float
+        ``swiglu_limit``.
+    stored : bfloat16 or float32
+        Store of gate and up, and of SwiGLU's result before its quantiser.
+    dtype : bfloat16 or float32
+        Of the result.
+    out : (T, D), optional
+        Dense, of ``dtype``.
+
+    Returns
+    -------
+    (T, D) bfloat16 or float32
+
+    Raises
+    ------
+    TypeError, ValueError
+        Another stored format, shape or stride.
+    """
+    (T, k), (E, D) = ids.shape, down.codes.shape[:2]
+    F = 2 * down.codes.shape[2]
+    check(
+        "grouped_ffn",
+        dense=("ids", "weights", "gsa", "out"),
+        codes=(x.codes, f"T {D // 2}", torch.uint8),
+        scales=(x.scales, f"T {D // 16}", torch.uint8),
+        gsa=(x.gsa, "T", torch.float32),
+        ids=(ids, "T k", (torch.int32, torch.int64)),
+        weights=(weights, "T k", torch.float32),
+        out=(out, f"T {D}", dtype),
+    )
+    _check_weight("grouped_ffn", "gate_up", gate_up, (E, 2 * F, D))
+    _check_weight("grouped_ffn", "down", down, (E, D, F))
+    if dtype not in FLOATS or stored not in FLOATS:
+        raise TypeError(f"grouped_ffn: stored {stored}, dtype {dtype}; expected bfloat16 or float32")
+    device = x.codes.device
+    out = torch.empty(T, D, dtype=dtype, device=device) if out is None else out
+    if T == 0:
+        return out
+    how = way(device)
+    tile = tile_for(T * k, E, how == "native")
+    flat = ids.view(-1)
+    blocks = Blocks(flat, flat, flat, flat) if T == 1 else group(ids, E, tile.bt)
+    both = torch.empty(T * k, 2 * F, dtype=stored, device=device)
+    _product(x, gate_up, blocks, tile, how, both, per_row=k)
+    hidden = swiglu_quantise(both, limit=limit, between=stored)
+    y = torch.empty(T * k, D, dtype=torch.float32, device=device)
+    _product(hidden, down, blocks, tile, how, y, per_row=1)
+    _combine[(T, triton.cdiv(D, COMBINE_COLS))](y, weights, out, D, SLOTS=k, COLS=COMBINE_COLS)
+    return out
+
+
+def dense_ffn(
+    x: Nvfp4Rows,
+    gate_up: Nvfp4Weight,
+    down: Nvfp4Weight,
+    *,
+    limit: float,
+    stored: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The shared expert: gate and up in one launch, SwiGLU with its quantiser, down.
+
+    Parameters
+    ----------
+    x : Nvfp4Rows, (T, D/2), (T, D/16), (T,)
+    gate_up : Nvfp4Weight, (2, F, D/2), (2, F, D/16), (1,) or (2,): gate, up
+    down : Nvfp4Weight, (D, F/2), (D, F/16), (1,)
+    limit : float
+    stored, dtype, out : as :func:`grouped_ffn`
+
+    Returns
+    -------
+    (T, D) bfloat16 or float32
+    """
+    both = stacked_linear(x, gate_up, dtype=stored)
+    hidden = swiglu_quantise(both, limit=limit, between=stored)
+    return nvfp4_linear(hidden, down, dtype=dtype, out=out)
+
+
+def builds(sizes: Sizes) -> list[Build]:
+    """Both products at one token, at 64 and in a batch; grouping and the weighted sum."""
+    d, f, k = sizes.hidden_size, sizes.moe_intermediate_size, sizes.num_experts_per_tok
+    found = []
+    for how in ("ptx", "native"):
+        for T in (1, 64, 4096):
+            found.append(_product_build(f"gate_up/T={T}", sizes, how, T, 2 * f, d, k, "*bf16"))
+        found.append(_product_build("down/T=64", sizes, how, 64, d, f, 1, "*fp32"))
+    experts = sizes.n_routed_experts
+    constants = {"E": experts, "E_BLOCK": triton.next_power_of_2(experts + 1), "BT": DECODE.bt, "CHUNK": 512}
+    pointers = dict.fromkeys(("ids_ptr", "slots_ptr", "expert_ptr", "first_ptr", "count_ptr"), "*i32")
+    found.append(
+        Build(
+            name=f"grouped_ffn/group/{sizes.name}",
+            kernel=_group,
+            signature=pointers | {"num_slots": "i32", "MAX_BLOCKS": "i32"},
+            constants=constants,
+            aligned=("ids_ptr", "slots_ptr"),
+        )
+    )
+    pointers = {"y_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": "*bf16"}
+    found.append(
+        Build(
+            name=f"grouped_ffn/combine/{sizes.name}",
+            kernel=_combine,
+            signature=pointers | {"D": "i32"},
+            constants={"SLOTS": k, "COLS": COMBINE_COLS},
+            aligned=(*pointers, "D"),
+        )
+    )
+    return found
+
+
+def _product_build(
+    name: str, sizes: Sizes, how: str, T: int, n: int, k: int, per_row: int, store: str
+) -> Build:
+    tile = tile_for(T * sizes.num_experts_per_tok, sizes.n_routed_experts, how == "native")
+    code = "*u8" if how == "native" else "*i32"
+    pointers = {"x_ptr": code, "x_scale_ptr": "*u8", "gsa_ptr": "*fp32", "w_ptr": code, "w_scale_ptr": "*u8"}
+    pointers |= {"scale_2_ptr": "*fp32", "slots_ptr": "*i32", "expert_ptr": "*i32"}
+    pointers |= {"first_ptr": "*i32", "count_ptr": "*i32", "out_ptr": store}
+    constants = {
+        "SLOTS_PER_ROW": per_row,
+        "SORTED": T > 1,
+        "K": k,
+        "BN": tile.bn,
+        "BT": tile.bt,
+        "BK": tile.bk,
+    }
+    return Build(
+        name=f"grouped_ffn/nvfp4_{how}/{name}/{sizes.name}",
+        kernel=_grouped_product,
+        signature=pointers | dict.fromkeys(("N", "x_stride", "x_scale_stride"), "i32"),
+        constants=constants | {"STAGES": tile.stages, "WAY": how},
+        aligned=(
+            *(name for name in pointers if name not in ("first_ptr", "count_ptr")),
+            "N",
+            "x_stride",
+            "x_scale_stride",
+        ),
+        options={"num_warps": tile.warps},
+        native=("nvfp4",) if how == "native" else (),
+        only=ONLY[how],
+    )
