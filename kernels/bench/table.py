@@ -37,9 +37,12 @@ def title(group: str, rows: list[Row]) -> str:
 def goal(target: Target) -> str:
     """A target in words."""
     which = "on average" if target.average else "on each row"
-    if target.against is None:
-        return f"must {target.must:.2f} of the floor {which}, aim {target.aim:.2f}"
-    return f"must {target.must:.2f} of the time of {target.against} {which}, aim {target.aim:.2f}"
+    of = "of the floor" if target.against is None else f"of the time of {target.against}"
+    words = f"must {target.must:.2f} {of} {which}, aim {target.aim:.2f}"
+    words += f"; {target.each:.2f} on each row" if target.each else ""
+    return words + "".join(
+        f"; {name}: {must:.2f}, aim {aim:.2f}" for name, (must, aim) in target.rows.items()
+    )
 
 
 def cells(row: Row) -> tuple[str, ...]:

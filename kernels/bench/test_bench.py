@@ -299,6 +299,18 @@ def test_a_target_is_reached_by_the_worst_row_or_the_mean():
     assert targets.reached(targets.TARGETS["topk"], rows_of(0.1, 0.4)) == "missed"
     mean = targets.TARGETS["b1_flashmla"]
     assert targets.reached(mean, rows_of(0.9, 1.1, group="b1_flashmla", against="flashmla")) == "must"
+    decode = targets.TARGETS["b2_decode"]
+    assert targets.reached(decode, rows_of(0.9, 1.05, group="b2_decode", against="deepgemm")) == "must"
+    assert targets.reached(decode, rows_of(0.7, 1.2, group="b2_decode", against="deepgemm")) == "missed"
+    whole = rows_of(0.2, 0.07)
+    whole[1]["name"] = "B=64, 32768 entries"
+    assert targets.reached(targets.TARGETS["b2_whole"], whole) == "must"
+    whole[1]["ratios"][REPLACED]["median"] = 0.1
+    assert targets.reached(targets.TARGETS["b2_whole"], whole) == "missed"
+    share = [
+        row | results.against_floor(row, CEILINGS) for row in (measure("op", case(bytes=2.8e7), prepare),)
+    ]
+    assert targets.reached(targets.TARGETS["nvfp4_moe"], share) == "must"
     absent = [*rows_of(0.5), describe("op", case())]
     assert targets.reached(targets.TARGETS["topk"], absent) == "not measured"
 
