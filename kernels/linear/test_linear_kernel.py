@@ -10,8 +10,6 @@ import math
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from kernels._check import assert_bitwise, draw
 from kernels.formats import bf16, e2m1, fp8_block, nvfp4, ue8m0
@@ -24,7 +22,6 @@ from kernels.linear.kernel import (
     stacked_linear,
     tile_for,
 )
-from kernels.linear.nvfp4_kernel import unpack
 from kernels.linear.ref import Activation, Weight, linear, quantise_activation
 from kernels.linear.ref import grouped_linear as grouped_ref
 from kernels.linear.wide_kernel import bf16_linear, fp8_linear, fp32_linear
@@ -238,51 +235,6 @@ def test_another_stored_format_is_refused_by_name(case):
         nvfp4_linear(rows, packed)
     with pytest.raises((TypeError, ValueError), match=r"dtype|float16"):
         nvfp4_linear(*next((r, w) for _, _, r, w in refusals()), dtype=torch.float16)
-
-
-def test_every_code_meets_every_scale_exactly(accelerator):
-    codes = torch.arange(16, dtype=torch.uint8).repeat(256, 1)
-    scales = torch.arange(256, dtype=torch.uint8)[:, None]
-    got = unpacked(e2m1.pack(codes).to(accelerator), scales.to(accelerator), "plain")
-    assert_bitwise(got.float().cpu() * 64, nvfp4.scaled_values(codes, scales))
-
-
-@triton.jit
-def _store_unpacked(w_ptr, s_ptr, y_ptr, ROWS: tl.constexpr, WORDS: tl.constexpr, WAY: tl.constexpr):
-    row, word = tl.arange(0, ROWS)[:, None], tl.arange(0, WORDS)[None, :]
-    w = tl.load(w_ptr + row * WORDS + word)
-    s = tl.load(s_ptr + row * (WORDS // 2) + tl.arange(0, WORDS // 2)[None, :])
-    a, b, c, d, e, f, g, h = unpack(w, s, ROWS, WORDS, WAY)
-    at = y_ptr + (row * WORDS + word) * 8
-    tl.store(at, a)
-    tl.store(at + 1, b)
-    tl.store(at + 2, c)
-    tl.store(at + 3, d)
-    tl.store(at + 4, e)
-    tl.store(at + 5, f)
-    tl.store(at + 6, g)
-    tl.store(at + 7, h)
-
-
-def unpacked(codes, scales, how):
-    """FP16 [R, K] of all columns."""
-    y = torch.zeros(len(codes), 2 * codes.shape[1], dtype=torch.float16, device=codes.device)
-    words = codes.view(torch.int32)
-    _store_unpacked[(1,)](words, scales, y, ROWS=len(codes), WORDS=words.shape[1], WAY=how)
-    return y
-
-
-@pytest.mark.gpu
-def test_packed_arithmetic_equals_plain(accelerator):
-    if accelerator == "cpu":
-        pytest.skip("the interpreter runs no PTX")
-    codes = torch.randint(0, 256, (256, 64), dtype=torch.uint8, device=accelerator)
-    scales = torch.arange(256, dtype=torch.uint8, device=accelerator)[:, None].expand(256, 8).contiguous()
-    one, other = (unpacked(codes, scales, how).float().cpu() for how in ("ptx", "plain"))
-    one, other = (
-        values.view(256, -1, 16).sort(-1).values for values in (one, other)
-    )  # of a group, in any order
-    assert_bitwise(one, other)
 
 
 @pytest.mark.parametrize("bytes_", [False, True])
