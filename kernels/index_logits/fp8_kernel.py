@@ -114,6 +114,13 @@ def prefill_kernel(
 
 
 @triton.jit
+def _page_scales(scale_ptr, pages, entries, page_stride, limit, D: tl.constexpr, PAGE: tl.constexpr):
+    """Scales of entries on their pages, behind the pages' codes: [S] FP32, 0 beyond the limit."""
+    at = pages.to(tl.int64) * (page_stride // 4) + (PAGE * D // 4) + entries % PAGE
+    return tl.load(scale_ptr + at, entries < limit, other=0.0)
+
+
+@triton.jit
 def paged_kernel(
     q_ptr,
     page_ptr,
@@ -148,21 +155,21 @@ def paged_kernel(
     out_ptr += row * out_stride
     dims, lanes = tl.arange(0, D), tl.arange(0, BLOCK_N)
 
+    # page ids and scales are read one tile early: keys need not wait for the one, nor scores for the other
     entries = first * BLOCK_N + lanes
     pages = tl.load(table_ptr + entries // PAGE, entries < limit, other=0)
+    scale = _page_scales(scale_ptr, pages, entries, page_stride, limit, D, PAGE)
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
-        there = entries < limit
-        page = pages.to(tl.int64)  # page * page_stride outgrows int32 in a large pool
-        at = (page * page_stride + (entries % PAGE) * D)[:, None] + dims[None, :]
-        keys = tl.load(page_ptr + at, there[:, None], other=0.0)
-        # the scales of a page stand behind its codes
-        at_scale = page * (page_stride // 4) + (PAGE * D // 4) + entries % PAGE
-        scale = tl.load(scale_ptr + at_scale, there, other=0.0)
-        ahead = entries + BLOCK_N  # the next tile's pages, one tile early: its keys need not wait for them
+        # page * page_stride outgrows int32 in a large pool
+        at = pages.to(tl.int64) * page_stride + (entries % PAGE) * D
+        keys = tl.load(page_ptr + at[:, None] + dims[None, :], (entries < limit)[:, None], other=0.0)
+        ahead = entries + BLOCK_N
         pages = tl.load(table_ptr + ahead // PAGE, ahead < limit, other=0)
+        next_scale = _page_scales(scale_ptr, pages, ahead, page_stride, limit, D, PAGE)
         scores = weighted_relu(tl.dot(keys, tl.trans(q)), weights) * scale
         store_scores(out_ptr, entries, scores, limit, C, FILL)
+        scale = next_scale
     if FILL:
         hidden = tl.full((BLOCK_N,), float("-inf"), tl.float32)
         for tile in range(tl.maximum(first, seen), first + tiles):

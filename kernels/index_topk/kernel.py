@@ -192,7 +192,7 @@ def index_topk(scores: Tensor, visible: Tensor, k: int, *, out: Tensor | None = 
             BLOCK=block,
             RUN=run_of(block, k),
             BLOCK_K=triton.next_power_of_2(k),
-            num_warps=warps_of(block),
+            num_warps=warps_of(block, run_of(block, k)),
         )
         if last:
             return out
@@ -209,9 +209,9 @@ def run_of(block: int, k: int) -> int:
     return RUN if block // RUN >= MIN_RUNS * k else 1
 
 
-def warps_of(block: int) -> int:
-    """Warps of a program: 64 entries a thread at most, 4 warps at least."""
-    return max(4, min(16, block // 2048))
+def warps_of(block: int, run: int) -> int:
+    """Warps of a program: 64 entries a thread at most, or 32 that are all looked at; 4 warps at least."""
+    return max(4, min(16, block // (1024 if run == 1 else 2048)))
 
 
 def builds(sizes: Sizes) -> list[Build]:
@@ -246,7 +246,7 @@ def builds(sizes: Sizes) -> list[Build]:
                 "BLOCK_K": triton.next_power_of_2(k),
             },
             aligned=tuple(signature),
-            options={"num_warps": warps_of(block)},
+            options={"num_warps": warps_of(block, run_of(block, k))},
         )
         for name, (block, merge, keep) in variants.items()
     ]

@@ -114,7 +114,8 @@ def test_launches_depend_on_shapes_alone():
     assert kernel.block_of(0) == kernel.MIN_BLOCK
     assert kernel.run_of(32768, 512) == kernel.run_of(32768, 2048) == 8
     assert kernel.run_of(4096, 512) == 1
-    assert kernel.warps_of(32768) == 16
+    assert kernel.warps_of(32768, 8) == 16
+    assert kernel.warps_of(8192, 1) == 8
 
 
 def test_refuses(accelerator):
