@@ -49,8 +49,8 @@ def mix(
     Returns
     -------
     Mix
-        Within 2^-20 of the ref relative to a gate or an entry of comb, as long as a logit's terms do not cancel to
-        less than 2^-4 of their sum of magnitudes.
+        A logit is off by at most 64 * 2^-24 of its terms' sum of magnitudes; pre by as much, post by twice, comb by
+        four times that, and 64 * 2^-24. Seen on gaussian streams of 4096: 2^-22, 2^-22 and 2^-20 of a value.
 
     Raises
     ------
