@@ -101,7 +101,7 @@ def _prefill(T: int, C: int, device: torch.device) -> Case:
         index_logits(q[i], k[i], scale, weights, limits, fill=False, out=out)
 
     paths: dict[str, Callable[[int], None]] = {OURS: ours}
-    if not why_not(device, HEADS):
+    if not why_not(q[0]):
 
         def portable(i: int) -> None:
             index_logits(q[i], k[i], scale, weights, limits, fill=False, out=out, path="portable")

@@ -24,7 +24,7 @@ from kernels.index_logits.fp8_kernel import (
 GROUP = 32
 GROUPS = HEAD_DIM // GROUP
 ENTRY_BYTES = HEAD_DIM // 2 + GROUPS
-TILE = Tile(keys=128, steps=16, warps=4, stages=2)
+TILE = Tile(keys=128, warps=4, stages=2)
 
 
 @triton.jit

@@ -17,18 +17,18 @@ from kernels.build_spec import Build, Sizes
 
 
 class Tile(NamedTuple):
-    """How a launch is cut: keys a tile, queries (prefill) or tiles (decode) a program, warps, stages."""
+    """How a launch is cut: keys a tile, warps, stages."""
 
     keys: int
-    steps: int
     warps: int
     stages: int
 
 
 # One warpgroup a program and four programs a multiprocessor: one program's epilogue hides another's products.
-PREFILL = Tile(keys=128, steps=64, warps=4, stages=3)
-DECODE = Tile(keys=128, steps=16, warps=4, stages=4)
-PROGRAMS = 1056  # 8 a multiprocessor: fewer tiles a program while that many are not there
+PREFILL = Tile(keys=128, warps=4, stages=3)
+ROWS = 64  # of prefill's programs
+DECODE = Tile(keys=128, warps=4, stages=4)
+PLACES = 396  # of decode's programs on an H200: shared memory holds 3 a multiprocessor
 MIN_HEADS = 16  # narrowest second operand of a product
 HEAD_DIM = 128
 FILL = float("-inf")
@@ -199,10 +199,8 @@ def paged_out(out: Tensor | None, B: int, N: int, width: int, device: torch.devi
 
 
 def tiles_a_program(rows: int, width: int) -> int:
-    """Tiles of keys that one program walks: a power of two up to DECODE.steps, once every processor has work."""
-    tiles = rows * triton.cdiv(width, DECODE.keys)
-    share = max(tiles // PROGRAMS, 1)
-    return min(DECODE.steps, 1 << (share.bit_length() - 1))
+    """Tiles of keys that one program walks: as many programs as fit at once, so that none waits for a place."""
+    return triton.cdiv(triton.cdiv(width, DECODE.keys), max(1, PLACES // rows))
 
 
 def builds(sizes: Sizes) -> list[Build]:
@@ -223,7 +221,7 @@ def builds(sizes: Sizes) -> list[Build]:
             "C": "i32",
             "out_stride": "i32",
         },
-        constants=constants | {"BLOCK_N": PREFILL.keys, "BLOCK_T": PREFILL.steps},
+        constants=constants | {"BLOCK_N": PREFILL.keys, "BLOCK_T": ROWS},
         aligned=("q_ptr", "key_ptr", "key_scale_ptr", "weight_ptr", "limit_ptr", "out_ptr", "out_stride"),
         options={"num_warps": PREFILL.warps, "num_stages": PREFILL.stages},
         native=("fp8",),

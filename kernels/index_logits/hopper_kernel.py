@@ -197,15 +197,17 @@ def _prefill_hopper_kernel(
             gl.store(out_ptr + row * out_stride + entries, hidden, entries < C)
 
 
-def why_not(device: torch.device, heads: int) -> str | None:
-    """Why this kernel cannot run a call; None if it can."""
+def why_not(q: Tensor) -> str | None:
+    """Why this kernel cannot run on queries (T, H, 128); None if it can."""
     if not triton.__version__.startswith(TRITON):
         return f"Triton is {triton.__version__}, not {TRITON}x"
-    if device.type != "cuda":
-        return f"device is {device.type}"
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        return f"compute capability is {torch.cuda.get_device_capability(device)}, not (9, 0)"
-    return None if heads == HEADS else f"{heads} heads, not {HEADS}"
+    if q.device.type != "cuda":
+        return f"device is {q.device.type}"
+    if torch.cuda.get_device_capability(q.device) != (9, 0):
+        return f"compute capability is {torch.cuda.get_device_capability(q.device)}, not (9, 0)"
+    if q.data_ptr() % 16:
+        return "q does not start at a multiple of 16 bytes"
+    return None if q.shape[1] == HEADS else f"{q.shape[1]} heads, not {HEADS}"
 
 
 def launch(

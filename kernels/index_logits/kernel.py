@@ -67,7 +67,7 @@ def index_logits(
         out=(out, "T C", torch.float32),
     )
     T, H, C = sizes["T"], sizes["H"], sizes["C"]
-    why_not = hopper.why_not(q.device, H)
+    why_not = hopper.why_not(q)
     if path == "hopper" and why_not:
         raise ValueError(f"index_logits: no Hopper kernel for this call: {why_not}")
     out = torch.empty(T, C, dtype=torch.float32, device=q.device) if out is None else out
@@ -76,7 +76,7 @@ def index_logits(
     if path != "portable" and not why_not:
         hopper.launch(q, k, key_scale, weights, limits, out, fill=fill)
     else:
-        grid = (triton.cdiv(C, fp8.PREFILL.keys), triton.cdiv(T, fp8.PREFILL.steps))
+        grid = (triton.cdiv(C, fp8.PREFILL.keys), triton.cdiv(T, fp8.ROWS))
         fp8.prefill_kernel[grid](
             q,
             k,
@@ -92,7 +92,7 @@ def index_logits(
             FILL=fill,
             BLOCK_H=max(fp8.MIN_HEADS, triton.next_power_of_2(H)),
             BLOCK_N=fp8.PREFILL.keys,
-            BLOCK_T=fp8.PREFILL.steps,
+            BLOCK_T=fp8.ROWS,
             num_warps=fp8.PREFILL.warps,
             num_stages=fp8.PREFILL.stages,
         )
