@@ -8,9 +8,9 @@ its 128 bytes a clock are as scarce as the tensor cores. Two accumulators take t
 query i, the threads weight and sum query i - 1.
 
 Who may touch a query's stage in shared memory, and what orders it: every thread copies its part (cp.async), waits for
-its own copies, fences them for the tensor cores, and meets the others at the barrier of iteration i; past it query i
-may be multiplied. Past the same barrier every warp has waited for the product of query i - 1, so that its stage may be
-filled again.
+its own copies, and meets the others at the barrier of step i; each then fences what was copied for the tensor cores,
+and query i may be multiplied. Past the same barrier every warp has waited for the product of query i - 1, so that its
+stage may be filled again.
 """
 
 import torch
@@ -50,8 +50,8 @@ def _copy_query(stage, q_ptr, row, WARPS: gl.constexpr):
 def _await_query():
     """The oldest of three copies is there for the tensor cores, and the product before it is done in all warps."""
     async_copy.wait_group(2)
-    fence_async_shared()
     gl.thread_barrier()
+    fence_async_shared()
 
 
 @gluon.jit
