@@ -5,10 +5,14 @@ from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.combine_kernel import CHUNK, _combine_kernel
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
 from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel
-from kernels.sparse_attn.tiles import tile_for
+from kernels.sparse_attn.tiles import Family, tile_for
 
 PAGE = 64
-LARGE, SMALL = ("sm_90a", "sm_100a", "sm_103a"), ("sm_120a",)
+ARCHES: dict[Family, tuple[str, ...]] = {
+    "hopper": ("sm_90a",),
+    "blackwell": ("sm_100a", "sm_103a"),
+    "small": ("sm_120a",),
+}
 SHARED = {
     "idx_ptr": "*i32",
     "sinks_ptr": "*fp32",
@@ -24,16 +28,16 @@ ALIGNED = ("page_stride", "table_stride", "heads", "num_keys")
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """Every path at a real model's heads and 64-token pages, for large and small shared memory."""
+    """Every path at a real model's heads and 64-token pages, for each family of devices."""
     return [
-        *(build for arches in (LARGE, SMALL) for build in _portable(sizes, arches)),
+        *(build for family in ARCHES for build in _portable(sizes, family)),
         *(_combine(sizes, parts) for parts in (2, 16)),
         *(_hopper(sizes, terms, seven) for terms in (1, 2) for seven in (True, False)),
     ]
 
 
-def _portable(sizes: Sizes, arches: tuple[str, ...]) -> list[Build]:
-    tail = f"{sizes.name}/{'large' if arches is LARGE else 'small'}"
+def _portable(sizes: Sizes, family: Family) -> list[Build]:
+    tail = f"{sizes.name}/{family}"
     constants = {
         "NOPE": sizes.head_dim - sizes.qk_rope_head_dim,
         "PAGE": PAGE,
@@ -45,7 +49,11 @@ def _portable(sizes: Sizes, arches: tuple[str, ...]) -> list[Build]:
 
     def build(name, kernel, signature, extra, native=()):  # noqa: ANN001, ANN202 - local
         tile = tile_for(
-            sizes.num_attention_heads, sizes.head_dim, gathered="keys_ptr" in signature, large=arches is LARGE
+            sizes.num_attention_heads,
+            sizes.head_dim,
+            gathered="keys_ptr" in signature,
+            family=family,
+            terms=1 + ("residual_ptr" in signature),
         )
         shape = {"BLOCK_H": tile.heads, "BLOCK_S": tile.keys}
         absent = {argument: None for argument in kernel.arg_names if argument.endswith("_ptr")} | none
@@ -61,7 +69,7 @@ def _portable(sizes: Sizes, arches: tuple[str, ...]) -> list[Build]:
             ),
             options={"num_warps": tile.warps, "num_stages": tile.stages},
             native=native,
-            only=arches,
+            only=ARCHES[family],
         )
 
     def narrow(name, **extra):  # noqa: ANN001, ANN003, ANN202 - local

@@ -74,17 +74,15 @@ def nope_dots(
         if ALIGNED:
             scores = tl.dot(q, k, scores)
         else:
-            dots = tl.dot(q, k)
+            byte = tl.load(pages_ptr + scales + group, mask=held, other=0)
+            scores += tl.dot(q, k) * ue8m0_value(byte)[None, :]
         if residual_ptr is not None:
             low = tl.load(residual_ptr + residual_start + at, mask=own, other=0)
             low = low.to(tl.float8e4nv, bitcast=True)
             if ALIGNED:
                 scores = tl.dot(low, k, scores)
             else:
-                dots = tl.dot(low, k, dots)
-        if not ALIGNED:
-            byte = tl.load(pages_ptr + scales + group, mask=held, other=0)
-            scores += dots * ue8m0_value(byte)[None, :]
+                scores += tl.dot(low, k) * ue8m0_value(byte)[None, :]
     return scores
 
 

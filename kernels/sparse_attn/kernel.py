@@ -261,7 +261,8 @@ def sparse_attn_fp8(
             q, q_scale, residual, pages, page, token_scale, idx, sinks, out, lse, scale, into.splits
         )
     else:
-        tile = tile_of(heads, width, q.device, gathered=False)
+        terms = 1 if residual is None else 2
+        tile = tile_of(heads, width, q.device, gathered=False, terms=terms)
         attend_fp8_kernel[(rows, triton.cdiv(heads, tile.heads), into.splits)](
             q,
             q.view(BF16),

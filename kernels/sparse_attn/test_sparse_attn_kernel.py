@@ -105,7 +105,7 @@ def row_fp8(x):
     return fp8_block.round(bf16.round(x), x.shape[-1])
 
 
-def run(path, inputs, device, *, table=False, splits=1):
+def run(path, inputs, device, *, table=False, splits=1, by=None):
     """A path's (out, lse), poisoned first, and the q and pool that the ref is to take."""
     aligned = "aligned" in path
     pages, token_scale, pool = stored(inputs, aligned)
@@ -136,6 +136,7 @@ def run(path, inputs, device, *, table=False, splits=1):
         token_scale=None if token_scale is None else token_scale.to(device),
         rope_fp8="rope_fp8" in path,
         pv_fp8="pv_fp8" in path,
+        path=by,
         **on,
         **paged,
     )

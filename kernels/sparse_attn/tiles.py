@@ -1,6 +1,7 @@
 """Tiles of the portable kernels, and room for what a call writes."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import triton
@@ -9,7 +10,8 @@ from torch import Tensor
 from kernels.sparse_attn.combine_kernel import num_splits, parts_of
 
 BLOCK = 64  # heads and keys of a tile, as splits are counted, on every path
-LARGE_SMEM = ((9, 0), (10, 0), (10, 3))  # 227 KB a multiprocessor; others have 99 KB
+Family = Literal["hopper", "blackwell", "small"]  # 227 KB of shared memory; that and tensor memory; 99 KB
+FAMILIES: dict[tuple[int, int], Family] = {(9, 0): "hopper", (10, 0): "blackwell", (10, 3): "blackwell"}
 
 
 @dataclass(frozen=True)
@@ -22,21 +24,25 @@ class Tile:
     stages: int
 
 
-# By head_dim over 256 and 227 KB of shared memory. Gathered keys: q and K tiles of 64 x 512 BF16 are 64 KB each, so
-# two K tiles fit beside q, and no more heads or keys do; with 4 warps the 64 x 512 FP32 sums spill 1.7 KB. 99 KB hold
-# 16 x 512 of q and 32 of K twice.
+# By head_dim over 256 and family. Gathered keys: q and K tiles of 64 x 512 BF16 are 64 KB each, so two K tiles fit
+# beside q in Hopper's 227 KB, and no more heads or keys do; with 4 warps the 64 x 512 FP32 sums spill 1.7 KB. On
+# Blackwell the compiler keeps one tile more. 99 KB hold 16 x 512 of q and 32 of K twice.
 _GATHERED = {
-    (True, True): Tile(64, 64, 8, 2),
-    (True, False): Tile(16, 32, 4, 2),
-    (False, True): Tile(64, 64, 4, 2),
-    (False, False): Tile(32, 32, 4, 2),
+    (True, "hopper"): Tile(64, 64, 8, 2),
+    (True, "blackwell"): Tile(64, 32, 8, 2),
+    (True, "small"): Tile(16, 32, 4, 2),
+    (False, "hopper"): Tile(64, 64, 4, 2),
+    (False, "blackwell"): Tile(64, 64, 4, 2),
+    (False, "small"): Tile(32, 32, 4, 2),
 }
 # Keys read in place pass through registers on their way: 64 x 512 of them beside the sums spill 1.6 KB.
 _IN_PLACE = {
-    (True, True): Tile(64, 32, 8, 1),
-    (True, False): Tile(16, 32, 4, 1),
-    (False, True): Tile(64, 32, 4, 1),
-    (False, False): Tile(32, 32, 4, 1),
+    (True, "hopper"): Tile(64, 32, 8, 1),
+    (True, "blackwell"): Tile(64, 32, 8, 1),
+    (True, "small"): Tile(16, 32, 4, 1),
+    (False, "hopper"): Tile(64, 32, 4, 1),
+    (False, "blackwell"): Tile(64, 32, 4, 1),
+    (False, "small"): Tile(32, 32, 4, 1),
 }
 
 
@@ -87,13 +93,19 @@ def room(
     return Room(out, lse, *parts)
 
 
-def tile_of(heads: int, width: int, device: torch.device, *, gathered: bool) -> Tile:
-    """Tile of the portable kernels on a device."""
-    large = device.type != "cuda" or torch.cuda.get_device_capability(device) in LARGE_SMEM
-    return tile_for(heads, width, gathered=gathered, large=large)
+def tile_of(heads: int, width: int, device: torch.device, *, gathered: bool, terms: int = 1) -> Tile:
+    """Tile of the portable kernels on a device; under the interpreter Hopper's."""
+    cuda = device.type == "cuda"
+    family = FAMILIES.get(torch.cuda.get_device_capability(device), "small") if cuda else "hopper"
+    return tile_for(heads, width, gathered=gathered, family=family, terms=terms)
 
 
-def tile_for(heads: int, width: int, *, gathered: bool, large: bool) -> Tile:
-    """Tile for 227 KB of shared memory or 99: fewer heads than a tile's make it smaller, down to 16."""
-    tile = (_GATHERED if gathered else _IN_PLACE)[width > 256, large]
-    return Tile(min(tile.heads, max(16, triton.next_power_of_2(heads))), tile.keys, tile.warps, tile.stages)
+def tile_for(heads: int, width: int, *, gathered: bool, family: Family, terms: int = 1) -> Tile:
+    """Tile of a family: fewer heads than a tile's make it smaller, down to 16.
+
+    Triton gives each of a step's products tensor memory of its own: with two terms of q, 17 products of 32 keys
+    beside the sums take 528 columns of Blackwell's 512.
+    """
+    tile = (_GATHERED if gathered else _IN_PLACE)[width > 256, family]
+    keys = tile.keys // 2 if family == "blackwell" and terms == 2 else tile.keys
+    return Tile(min(tile.heads, max(16, triton.next_power_of_2(heads))), keys, tile.warps, tile.stages)
