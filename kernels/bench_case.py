@@ -38,3 +38,11 @@ class Case:
     launches: Mapping[str, int] = field(default_factory=dict)
     peers: tuple[str, ...] = ()
     check: Callable[[], None] | None = None
+
+
+def rotation(size: float) -> int:
+    """Input sets of ``size`` bytes that together pass the L2 cache (120 MB), from 2 to 64.
+
+    64 sets of a decode step's few rows stay inside it, as they do in a model: the launch before wrote them.
+    """
+    return int(min(64, max(2, -(-120e6 // size))))

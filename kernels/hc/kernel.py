@@ -33,6 +33,7 @@ def mix(
     hc_eps: float,
     iterations: int,
     out: Mix | None = None,
+    part: Tensor | None = None,
 ) -> Mix:
     """Mixing weights of a site; see :func:`kernels.hc.ref.mix`.
 
@@ -45,6 +46,8 @@ def mix(
     iterations : int
         At least 1.
     out : Mix, contiguous, optional
+    part : what :func:`partial_sums` gives, optional
+        Memory for the sums between the two launches.
 
     Returns
     -------
@@ -71,7 +74,7 @@ def mix(
         post=(out.post, f"{T} 4", F32),
         comb=(out.comb, f"{T} 4 4", F32),
     )
-    _weights(streams, fn, base, scale, out, norm_eps, hc_eps, iterations)
+    _weights(streams, fn, base, scale, out, part, norm_eps, hc_eps, iterations)
     return out
 
 
@@ -107,7 +110,7 @@ def head_collapse(
     T, _ = _check_streams("hc_head_collapse", streams)
     _check_weights("hc_head_collapse", streams, fn, base, scale, STREAMS, 1)
     pre = torch.empty(T, STREAMS, dtype=F32, device=streams.device)
-    _weights(streams, fn, base, scale, Mix(pre, pre, pre), norm_eps, hc_eps, 0)
+    _weights(streams, fn, base, scale, Mix(pre, pre, pre), None, norm_eps, hc_eps, 0)
     return collapse(streams, pre, dtype=dtype)
 
 
@@ -247,12 +250,19 @@ def _tiles(num_rows: int, K: int) -> tuple[dict[str, int], dict[str, int], dict[
     return first, second, {"splits": groups if many else segments, "warps": block // 16}
 
 
+def partial_sums(T: int, D: int, device: torch.device | str) -> Tensor:
+    """Memory between the two launches of T rows: (splits + 1, T, 32) FP32, the last for the sums' own sum."""
+    splits = _tiles(T, STREAMS * D)[2]["splits"]
+    return torch.empty(splits + 1, T, 32, dtype=F32, device=device)
+
+
 def _weights(
     streams: Tensor,
     fn: Tensor,
     base: Tensor,
     scale: Tensor,
     out: Mix,
+    part: Tensor | None,
     norm_eps: float,
     hc_eps: float,
     iterations: int,
@@ -263,7 +273,8 @@ def _weights(
     K = STREAMS * D
     first, second, sizes = _tiles(T, K)
     splits = sizes["splits"]
-    part = torch.empty(splits + 1, T, 32, dtype=F32, device=streams.device)
+    part = partial_sums(T, D, streams.device) if part is None else part
+    check("hc_mix", dense=["part"], part=(part, f"{splits + 1} {T} 32", F32))
     partial_kernel[(triton.cdiv(T, first["BLOCK_T"]), splits)](
         streams,
         fn,

@@ -1,0 +1,105 @@
+"""mHC's mixing product with Sinkhorn, against the peer's product alone, and the streams' update."""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from kernels.bench_case import OURS, REPLACED, Case, rotation
+from kernels.build_spec import FLASH, PRO
+from kernels.hc.kernel import expand, mix, partial_sums
+from kernels.hc.ref import Mix
+from kernels.hc.ref import mix as ref_mix
+
+OPTIONS = {"norm_eps": 1e-6, "hc_eps": 1e-6, "iterations": 20}
+PEER_SPLITS = 16
+
+
+def cases(device: torch.device) -> Iterator[Case]:
+    """Both models at decode and prefill."""
+    for sizes in (FLASH, PRO):
+        for T in (1, 64, 512, 4096):
+            yield _mix(T, sizes.hidden_size, device)
+        for T in (1, 4096):
+            yield _expand(T, sizes.hidden_size, device)
+
+
+def _mix(T: int, D: int, device: torch.device) -> Case:
+    torch.manual_seed(T + D)
+    copies = rotation(8 * T * D)
+    streams = torch.randn(copies, T, 4, D, device=device).bfloat16()
+    fn = torch.randn(24, 4 * D, device=device) * (4 * D) ** -0.5
+    base, scale = torch.randn(24, device=device), torch.rand(3, device=device)
+    out = Mix(*(torch.empty(shape, device=device) for shape in ((T, 4), (T, 4), (T, 4, 4))))
+    part = partial_sums(T, D, device)
+
+    def ours(i: int) -> None:
+        mix(streams[i], fn, base, scale, **OPTIONS, out=out, part=part)
+
+    paths: dict[str, Callable[[int], None]] = {OURS: ours}
+    if find_spec("deep_gemm"):
+        product = import_module("deep_gemm").tf32_hc_prenorm_gemm
+        logits = torch.empty(PEER_SPLITS, T, 24, device=device)
+        squares = torch.empty(PEER_SPLITS, T, device=device)
+
+        def peer(i: int) -> None:
+            product(streams[i].view(T, 4 * D), fn, logits, squares, num_splits=PEER_SPLITS)
+
+        paths["deepgemm"] = peer
+
+    def check() -> None:
+        ours(0)
+        want = ref_mix(streams[0, :8].float(), fn, base, scale, **OPTIONS)
+        for got, wanted in zip(out, want, strict=True):
+            _require((got[:8] - wanted).abs().max(), 2e-5)
+        if "deepgemm" in paths:
+            paths["deepgemm"](0)
+            exact = streams[0, :8].flatten(1).double() @ fn.double().T
+            _require((logits.sum(0)[:8] - exact).abs().max(), 3e-2)  # TF32
+
+    return Case(
+        group="mhc_gemm",
+        name=f"T={T}, hidden {D}",
+        paths=paths,
+        copies=copies,
+        bytes=8 * T * D + 4 * 24 * 4 * D + 4 * 24 * T,
+        flops={"bf16": 2.0 * T * 4 * D * 24 * 3},
+        launches={OURS: 2, "deepgemm": 1},
+        check=check,
+    )
+
+
+def _expand(T: int, D: int, device: torch.device) -> Case:
+    torch.manual_seed(T + D + 1)
+    copies = rotation(18 * T * D)
+    streams, y = (torch.randn(copies, T, *shape, device=device).bfloat16() for shape in ((4, D), (D,)))
+    post, comb = torch.rand(T, 4, device=device), torch.rand(T, 4, 4, device=device)
+    out, replaced = torch.empty_like(streams[0]), torch.empty(T, 4, D, device=device)
+
+    def ours(i: int) -> None:
+        expand(streams[i], y[i], post, comb, out=out)
+
+    def torch_bmm(i: int) -> None:
+        torch.baddbmm(post[..., None] * y[i][:, None].float(), comb.mT, streams[i].float(), out=replaced)
+
+    def check() -> None:
+        ours(0)
+        torch_bmm(0)
+        _require((out.float() - replaced).abs().max(), 0.1)  # BF16 of values up to 16
+
+    return Case(
+        group="mhc_expand",
+        name=f"streams' update, T={T}, hidden {D}",
+        paths={OURS: ours, REPLACED: torch_bmm},
+        copies=copies,
+        bytes=18 * T * D + 80 * T,
+        launches={OURS: 1, REPLACED: 4},
+        check=check,
+    )
+
+
+def _require(error: Tensor, most: float) -> None:
+    if not float(error) <= most:
+        raise AssertionError(f"off by {float(error):.2e}, expected at most {most:.0e}")

@@ -1,0 +1,64 @@
+"""P5: streams' sum, RMSNorm and quantiser in one launch, against its three kernels and against torch's ops."""
+
+from collections.abc import Iterator
+
+import torch
+
+from kernels.bench_case import OURS, REPLACED, Case, rotation
+from kernels.build_spec import FLASH, PRO
+from kernels.hc.kernel import collapse
+from kernels.mhc_rmsnorm_quantise_nvfp4.kernel import mhc_rmsnorm_quantise
+from kernels.nvfp4_quantise.kernel import quantise
+from kernels.rmsnorm.kernel import rmsnorm
+
+EPS = 1e-6
+BF16 = torch.bfloat16
+
+
+def cases(device: torch.device) -> Iterator[Case]:
+    """Both models at T = 1, a decode batch, and prefill; prefill with the BF16 copy too."""
+    for sizes in (FLASH, PRO):
+        for T in (1, 64, 4096):
+            yield _case(T, sizes.hidden_size, False, device)
+        yield _case(4096, sizes.hidden_size, True, device)
+
+
+def _case(T: int, D: int, copy: bool, device: torch.device) -> Case:
+    torch.manual_seed(T + D)
+    size = T * (8 * D + 16 + D // 2 + D // 16 + 4 + 2 * D * copy)
+    copies = rotation(size)
+    streams = torch.randn(copies, T, 4, D, device=device).bfloat16()
+    pre, weight = torch.rand(T, 4, device=device), torch.rand(D, device=device).bfloat16()
+    out = mhc_rmsnorm_quantise(streams[0], pre, weight, eps=EPS, copy=BF16 if copy else None)
+    x, normed = (torch.empty(T, D, dtype=BF16, device=device) for _ in range(2))
+    codes = quantise(x)
+
+    def ours(i: int) -> None:
+        mhc_rmsnorm_quantise(streams[i], pre, weight, eps=EPS, out=out)
+
+    def three_kernels(i: int) -> None:
+        collapse(streams[i], pre, out=x)
+        rmsnorm(x, weight, eps=EPS, out=normed)
+        quantise(normed, out=codes)
+
+    def torch_sum(i: int) -> None:
+        x.copy_((streams[i] * pre[..., None]).sum(1))
+        normed.copy_(torch.nn.functional.rms_norm(x, (D,), weight, EPS))
+        quantise(normed, out=codes)
+
+    def check() -> None:
+        three_kernels(0)
+        fused = mhc_rmsnorm_quantise(streams[0], pre, weight, eps=EPS, between=BF16).rows
+        for got, want in zip(fused, codes, strict=True):
+            if not torch.equal(got, want):
+                raise AssertionError("the fused kernel through BF16 has other bits than the three")
+
+    return Case(
+        group="p4_p5_prefill" if T == 4096 else "p4_p5_decode" if T == 1 else "p5",
+        name=f"P5, T={T}, hidden {D}" + (", with a BF16 copy" if copy else ""),
+        paths={OURS: ours, REPLACED: three_kernels, "torch's sum and norm": torch_sum},
+        copies=copies,
+        bytes=size + 2 * D,
+        launches={OURS: 1, REPLACED: 3, "torch's sum and norm": 6},
+        check=check,
+    )

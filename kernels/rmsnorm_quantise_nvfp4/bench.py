@@ -1,0 +1,55 @@
+"""P4: RMSNorm and quantiser in one launch, against its two kernels, at the input norm and at q_a's."""
+
+from collections.abc import Iterator
+
+import torch
+
+from kernels.bench_case import OURS, REPLACED, Case, rotation
+from kernels.build_spec import FLASH, PRO
+from kernels.nvfp4_quantise.kernel import quantise
+from kernels.rmsnorm.kernel import rmsnorm
+from kernels.rmsnorm_quantise_nvfp4.kernel import rmsnorm_quantise
+
+EPS = 1e-6
+
+
+def cases(device: torch.device) -> Iterator[Case]:
+    """Both models at T = 1, a decode batch, and prefill."""
+    for sizes in (FLASH, PRO):
+        for D in (sizes.hidden_size, sizes.q_lora_rank):
+            for T in (1, 64, 4096):
+                yield _case(T, D, device)
+
+
+def _case(T: int, D: int, device: torch.device) -> Case:
+    torch.manual_seed(T + D)
+    size = T * (2 * D + D // 2 + D // 16 + 4)
+    copies = rotation(size)
+    x = torch.randn(copies, T, D, device=device).bfloat16()
+    weight = torch.rand(D, device=device).bfloat16()
+    out = rmsnorm_quantise(x[0], weight, eps=EPS)
+    normed, codes = torch.empty_like(x[0]), quantise(x[0])
+
+    def ours(i: int) -> None:
+        rmsnorm_quantise(x[i], weight, eps=EPS, out=out)
+
+    def two_kernels(i: int) -> None:
+        rmsnorm(x[i], weight, eps=EPS, out=normed)
+        quantise(normed, out=codes)
+
+    def check() -> None:
+        two_kernels(0)
+        fused = rmsnorm_quantise(x[0], weight, eps=EPS, between=torch.bfloat16).rows
+        for got, want in zip(fused, codes, strict=True):
+            if not torch.equal(got, want):
+                raise AssertionError("the fused kernel through BF16 has other bits than the two")
+
+    return Case(
+        group="p4_p5_prefill" if T == 4096 else "p4_p5_decode" if T == 1 else "p4",
+        name=f"P4, T={T}, {D} values",
+        paths={OURS: ours, REPLACED: two_kernels},
+        copies=copies,
+        bytes=size + 2 * D,
+        launches={OURS: 1, REPLACED: 2},
+        check=check,
+    )
