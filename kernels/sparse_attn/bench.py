@@ -215,7 +215,7 @@ def cases(device: torch.device) -> Iterator[Case]:
         name = f"B={B}, {H} heads, topk {S}"
         yield work.case("b1_b0", f"{name}, 584-byte record", work.b1(), **{REPLACED: work.b0()})
         yield work.case("b1_q2_b0", f"{name}, 584-byte record", work.b1(terms=2), **{REPLACED: work.b0()})
-        yield _b0(work, name)
+        yield from _b0(work, name)
     for B, H, S in AGAINST_PEER:
         work = Work(cache, B, H, S)
         name = f"B={B}, {H} heads, topk {S}"
@@ -238,16 +238,40 @@ def cases(device: torch.device) -> Iterator[Case]:
         yield work.case("b1_window", f"{name}, 584-byte record", work.b1(), **{REPLACED: work.b0()})
 
 
-def _b0(work: Work, name: str) -> Case:
-    """B0's share of its own floor: the records read, the buffer written and read, q and the result."""
-    launch = work.b0()
-    keys = work.B * work.S
-    return Case(
-        group="b0",
-        name=name,
-        paths={OURS: launch},
-        copies=work.copies,
-        bytes=work.bytes + 4.0 * work.B * work.H * WIDTH + keys * (584.0 + 2 * 1024),
-        flops={"bf16": 4.0 * keys * work.H * WIDTH},
-        launches={OURS: 3 + (work.rooms["b0"].splits > 1)},
-    )
+def _b0(work: Work, name: str) -> Iterator[Case]:
+    """B0's share of its floor: whole, and its two large launches, as one is bound by bytes, the other by multiply-adds.
+
+    The whole row's floor is the larger of all bytes and all multiply-adds, less than the sum of its launches' floors.
+    """
+    keys, into = work.B * work.S, work.room("b0")
+    buffer = torch.empty(work.B, work.S, WIDTH, dtype=torch.bfloat16, device=work.q.device)
+    flops = {"bf16": 4.0 * keys * work.H * WIDTH}
+
+    def gather(i: int) -> None:
+        gather_dequantise(work.cache.pages, work.idx[i], nope=NOPE, out=buffer)
+
+    def attend(i: int) -> None:
+        sparse_attn_gathered(work.q, buffer, work.idx[i], work.sinks, scale=SCALE, into=into)
+
+    launches = 1 + (into.splits > 1)
+    record, wide = 584.0 * keys, 2.0 * WIDTH * keys
+    for part, launch, moved, work_done, count in (
+        (
+            "whole",
+            work.b0(),
+            work.bytes + 4.0 * work.B * work.H * WIDTH + record + 2 * wide,
+            flops,
+            2 + launches,
+        ),
+        ("gather", gather, record + wide + 4 * keys, {}, 1),
+        ("attention", attend, work.bytes + wide, flops, launches),
+    ):
+        yield Case(
+            group="b0",
+            name=f"{name}, {part}",
+            paths={OURS: launch},
+            copies=work.copies,
+            bytes=moved,
+            flops=work_done,
+            launches={OURS: count},
+        )

@@ -504,9 +504,10 @@ def _values(
 
 
 @gluon.jit
-def _row_words(slot, page_words, PAGE: gl.constexpr):
+def _row_words(slot, page_units, PAGE: gl.constexpr):
     """BF16-sized words from the first page to a slot's data, int64; anything for -1, whose copies are masked."""
-    return (slot // PAGE).to(gl.int64) * page_words + (slot % PAGE) * WORDS
+    # units of 16 bytes: whatever the stride, the compiler sees that a copy of 16 bytes is aligned
+    return (slot // PAGE).to(gl.int64) * page_units * 8 + (slot % PAGE) * WORDS
 
 
 @gluon.jit
@@ -515,7 +516,7 @@ def _producer(
     scale_ptr,
     idx_ptr,
     num_keys,
-    page_words,
+    page_units,
     steps,
     keys,
     factors,
@@ -541,13 +542,13 @@ def _producer(
     stage = 0
     phase = 1
     for step in range(steps):
-        rows = data_ptr + _row_words(slot, page_words, PAGE)[:, None] + word
-        rows_half = data_ptr + _row_words(slot_half, page_words, PAGE)[:, None] + word_half
+        rows = data_ptr + _row_words(slot, page_units, PAGE)[:, None] + word
+        rows_half = data_ptr + _row_words(slot_half, page_units, PAGE)[:, None] + word_half
         held = (slot >= 0)[:, None]
         held_half = (slot_half >= 0)[:, None]
         held_line = slot_line >= 0
         if SEVEN:  # eight bytes a token, in flight while the stage empties and the keys' copies are issued
-            after = (slot_line // PAGE).to(gl.int64) * (page_words // 4) + PAGE * 72 + slot_line % PAGE
+            after = (slot_line // PAGE).to(gl.int64) * page_units * 2 + PAGE * 72 + slot_line % PAGE
             bytes8 = gl.load(scale_ptr + after, mask=held_line, other=0)
         mbarrier.wait(empty.index(stage), phase)
         async_copy.async_copy_global_to_shared(keys[3].index(stage), rows + NOPE_WORDS, held)
@@ -587,7 +588,7 @@ def attend_hopper_kernel(
     sinks_ptr,
     out_ptr,
     lse_ptr,
-    page_words,
+    page_units,
     heads,
     num_keys,
     score_scale,
@@ -714,7 +715,7 @@ def attend_hopper_kernel(
                     scale_ptr,
                     idx,
                     keys_left,
-                    page_words,
+                    page_units,
                     steps,
                     keys,
                     factors,
@@ -761,7 +762,7 @@ def launch(
     Raises
     ------
     ValueError
-        More splits than 64-key tiles, no keys, or an ``out`` that is not BF16.
+        More splits than 64-key tiles, no keys, an ``out`` that is not BF16, a q that is not aligned.
     """
     rows, heads = q_scale.shape
     num_keys = idx.shape[1]
@@ -770,7 +771,13 @@ def launch(
             f"sparse_attn_fp8: the Hopper kernel writes BF16 with at least 64 keys a split; asked for {out.dtype},"
             f" {splits} splits of {num_keys} keys"
         )
+    for name, tensor in (("q", q), ("residual", residual)):
+        if tensor is not None and tensor.data_ptr() % 16:
+            raise ValueError(f"sparse_attn_fp8: {name} does not start at a multiple of 16 bytes")
     seven = token_scale is None
+    units = pages.stride(0) // 16
+    if not seven and pages.is_contiguous():
+        page, units = 1, pages.shape[2] // 16  # slots are rows: nothing to divide
     shift = 1.0 if seven else float(UNSHIFT.value)
     attend_hopper_kernel[(rows, triton.cdiv(heads, BLOCK), splits)](
         q.view(torch.bfloat16),
@@ -782,7 +789,7 @@ def launch(
         sinks,
         out,
         lse,
-        pages.stride(0) // 2,
+        units,
         heads,
         num_keys,
         scale * float(LOG2E.value) * shift,

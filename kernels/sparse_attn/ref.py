@@ -18,7 +18,8 @@ class AttnRounding:
     Attributes
     ----------
     q_nope, q_rope, k_nope, k_rope : operands of QK by part.
-    p_nope, p_rope : probabilities (relative to the row's maximum) as PV reads them, by V's part.
+    peak : the row's maximum logit, FP64, as probabilities are taken relative to it.
+    p_nope, p_rope : probabilities (relative to ``peak``) as PV reads them, by V's part.
     out : the store of the result.
     """
 
@@ -26,6 +27,7 @@ class AttnRounding:
     q_rope: Round = exact
     k_nope: Round = exact
     k_rope: Round = exact
+    peak: Round = exact
     p_nope: Round = exact
     p_rope: Round = exact
     out: Round = exact
@@ -98,7 +100,7 @@ def sparse_attn(
         peak = (
             logits.amax(-1, keepdim=True) if len(named) else logits.new_full((*rows.shape[:2], 1), -torch.inf)
         )
-        peak = peak.masked_fill(peak == -torch.inf, 0.0)
+        peak = at.peak(peak.masked_fill(peak == -torch.inf, 0.0))
         p = (logits - peak).exp().float()
         total = exact_sum(p.double() * count[:, None, :], dim=-1)[..., None]
         denominator = total + (sinks.double()[None, :, None] - peak).exp()
