@@ -28,7 +28,7 @@ def _case(T: int, aligned: bool, device: torch.device) -> Case:
     copies = rotation(size)
     kv = torch.randn(copies, T, WIDTH, device=device).bfloat16()
     weight = torch.rand(WIDTH, device=device).bfloat16()
-    turn = [t.to(device) for t in cos_sin(torch.arange(T), inverse_frequencies(64, 1e4))]
+    cos, sin = (t.to(device) for t in cos_sin(torch.arange(T), inverse_frequencies(64, 1e4)))
     num_pages = max(64, 2 * T // PAGE)
     slots = torch.randperm(num_pages * PAGE, device=device)[:T]
     normed, turned = (torch.empty(T, WIDTH, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -38,13 +38,13 @@ def _case(T: int, aligned: bool, device: torch.device) -> Case:
 
     def ours(i: int, between: torch.dtype = torch.float32) -> None:
         if aligned:
-            kv_norm_rope_store_aligned(kv[i], weight, *turn, data, scale, slots, eps=EPS, between=between)
+            kv_norm_rope_store_aligned(kv[i], weight, cos, sin, data, scale, slots, eps=EPS, between=between)
         else:
-            kv_norm_rope_store(kv[i], weight, *turn, pages, slots, eps=EPS, between=between)
+            kv_norm_rope_store(kv[i], weight, cos, sin, pages, slots, eps=EPS, between=between)
 
     def three_kernels(i: int) -> None:
         rmsnorm(kv[i], weight, eps=EPS, out=normed)
-        rope(normed, *turn, out=turned)
+        rope(normed, cos, sin, out=turned)
         if aligned:
             store_aligned(turned, data, scale, slots)
         else:
