@@ -152,7 +152,7 @@ def _decode(B: int, C: int, device: torch.device) -> Case:
     if find_spec("deep_gemm"):
         deep_gemm = import_module("deep_gemm")
 
-        lengths = torch.full((B,), C, dtype=torch.int32, device=device)
+        lengths = torch.full((B, 1), C, dtype=torch.int32, device=device)  # of each query of a sequence
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         # computed once a step for all layers, so not part of a layer's time
         schedule = deep_gemm.get_paged_mqa_logits_metadata(lengths, PAGE, processors)
