@@ -1,5 +1,7 @@
 """Attention's stages: queries, the KV row and its record, the attention itself, the output projection."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -112,7 +114,8 @@ class AttentionStages(LayerBase):
             q_rope, k_rope = fp8_block.round(q_rope, 64), fp8_block.round(k_rope, 64)
         logits = q_nope.double() @ keys[..., :n].double().mT + q_rope.double() @ k_rope.double().mT
         logits = self._single(logits * q.shape[-1] ** -0.5, q.shape[-1]).double()
-        top = logits.amax(-1, keepdim=True)
+        # in base 2 and whole, as running maxima are kept: another one changes p by a power of two alone
+        top = torch.ceil(logits.amax(-1, keepdim=True) * math.log2(math.e)) / math.log2(math.e)
         p = self._single(torch.exp(logits - top))
         total = p.double().sum(-1, keepdim=True)
         p_rope = bf16.round(p).double()

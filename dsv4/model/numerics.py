@@ -4,10 +4,12 @@ The one place that says what a plan's words mean. :func:`plain` and :func:`train
 references; :func:`of_plan` is a variant.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from dsv4.model.config import ModelConfig
@@ -36,6 +38,11 @@ QuantisedQuery = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def _plain_query(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return q, weights
+
+
+def _stored_query(quantise: QuantisedQuery, q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """What a plan's query is quantised from: BF16, also where the reference's value stands for it."""
+    return quantise(bf16.round(q), weights)
 
 
 def _fp8_query(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +157,11 @@ def of_plan(plan: Plan, config: ModelConfig) -> Numerics:
         index_q=store,
         index_w=store,
         index_record=(Fp4Key if plan.index_score == "fp4" else Fp8Key)(config.index_head_dim),
-        index_query={"einsum_fp32": _plain_query, "fp8": _fp8_query, "fp4": _fp4_query}[plan.index_score],
+        index_query={
+            "einsum_fp32": _plain_query,
+            "fp8": partial(_stored_query, _fp8_query),
+            "fp4": partial(_stored_query, _fp4_query),
+        }[plan.index_score],
         index_narrow=True,
         ffn=FfnRounding(
             gate_up=_cast(plan.casts.swiglu), hidden=_cast(plan.casts.swiglu), quantise=True, out=store
@@ -196,10 +207,16 @@ def _attention(plan: Plan) -> AttnRounding:
         q_rope=rope,
         k_nope=exact,
         k_rope=rope,
+        peak=_power_of_two_above,
         p_nope=_fp8_probability if plan.pv_format == "fp8" else bf16.round,
         p_rope=bf16.round,
         out=_cast(plan.casts.attn_out),
     )
+
+
+def _power_of_two_above(peak: Tensor) -> Tensor:
+    """Maximum as base-2 softmax keeps it, an integer: p then rounds alike under any running maximum."""
+    return torch.ceil(peak / math.log(2.0)) * math.log(2.0)
 
 
 def _fp8_row(x: Tensor) -> Tensor:

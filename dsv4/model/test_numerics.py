@@ -1,5 +1,6 @@
 """What each word of a plan does: which stages it changes when all others read the same tensors, and how."""
 
+import math
 from functools import cache
 from typing import Any
 
@@ -344,8 +345,9 @@ def test_attention_reads_the_stored_rows_and_its_operands_as_the_plan_says(chang
         window = slice(max(0, t - 15), t + 1)
         logits = read_q[t].double() @ read_k[window].double().T * CONFIG.head_dim**-0.5  # [H, S]
         logits = logits.float().double()
-        p = (logits - logits.amax(-1, keepdim=True)).exp()
-        total = p.sum(-1, keepdim=True) + (sinks.double()[:, None] - logits.amax(-1, keepdim=True)).exp()
+        peak = torch.ceil(logits.amax(-1, keepdim=True) / math.log(2)) * math.log(2)
+        p = (logits - peak).exp()
+        total = p.sum(-1, keepdim=True) + (sinks.double()[:, None] - peak).exp()
         parts = [
             (READ_P[values["pv_format"]](p.float()), slice(0, nope)),
             (bf16.round(p.float()), slice(nope, None)),
