@@ -142,9 +142,13 @@ class Tensors:
         self._expect(f"{name}_scale_2", scale_2, shape[:-2])
         self._finite(f"{name}_scale", scales.float())
         self._finite(f"{name}_scale_2", scale_2)
-        values = nvfp4.scaled_values(e2m1.unpack(packed), scales.view(torch.uint8))
+        stored = packed, scales.view(torch.uint8), scale_2
+        values = nvfp4.scaled_values(e2m1.unpack(packed), stored[1])
         return Weight(
-            values=values.double().transpose(-1, -2).contiguous(), scale=scale_2.double(), format="nvfp4"
+            values=values.double().transpose(-1, -2).contiguous(),
+            scale=scale_2.double(),
+            format="nvfp4",
+            stored=stored,
         )
 
     def _mxfp4(self, name: str) -> Weight:
@@ -309,4 +313,4 @@ def _indexer(tensors: Tensors, base: str) -> IndexerWeights:
 def _by_group(weight: Weight, groups: int) -> Weight:
     """o_a is stored as one (G*N, K) matrix: give each group its own (K, N)."""
     values = weight.values.unflatten(1, (groups, -1)).transpose(0, 1).contiguous()
-    return Weight(values=values, scale=weight.scale, format=weight.format)
+    return Weight(values=values, scale=weight.scale, format=weight.format, stored=weight.stored)

@@ -94,7 +94,7 @@ def _pool_segment(
     """Pooled entries of one sequence's newly whole windows, and the index of the first."""
     ratio, overlap = at.config.compress_ratios[at.layer], at.config.kind(at.layer) == "csa"
     tails = segment.cache.layers[at.layer].tails
-    tail = tails.get(name) or _first_tail(kv, ratio if overlap else 0)
+    tail = tails.get(name) or first_tail(kv, ratio if overlap else 0)
     kv, gate = torch.cat((tail.kv, kv)), torch.cat((tail.gate, gate))
     whole = (len(kv) - (ratio if overlap else 0)) // ratio
     used = whole * ratio + (ratio if overlap else 0)
@@ -105,7 +105,7 @@ def _pool_segment(
     return at.ops.compress_pool(*slots), tail.closed
 
 
-def _first_tail(like: Tensor, rows: int) -> Tail:
+def first_tail(like: Tensor, rows: int) -> Tail:
     """Before the first window there is nothing: its gate is -inf."""
     return Tail(kv=like.new_zeros(rows, like.shape[1]), gate=like.new_full((rows, like.shape[1]), -torch.inf))
 
@@ -114,7 +114,7 @@ def store_entries(at: "LayerStages", env: Env, batch: Batch) -> Written:
     """Comp (E, K) to record bytes in each sequence's pages."""
     record = at.numerics.record
     data, scales = record.encode(env["comp"])
-    for closed, rows in _runs(env["comp_closed"]):
+    for closed, rows in runs(env["comp_closed"]):
         store = closed.segment.cache.layers[at.layer].entries
         assert store is not None
         store.write(closed.entries, data[rows], scales[rows])
@@ -125,7 +125,7 @@ def store_index_keys(at: "LayerStages", env: Env, batch: Batch) -> Written:
     """index_k (E, D_I) to key bytes in each sequence's pages; the tap is in the unrotated basis."""
     record = at.numerics.index_record
     data, scales = record.encode(env["index_k"])
-    for closed, rows in _runs(env["index_closed"]):
+    for closed, rows in runs(env["index_closed"]):
         store = closed.segment.cache.layers[at.layer].index
         assert store is not None
         store.write(closed.entries, data[rows], scales[rows])
@@ -134,7 +134,7 @@ def store_index_keys(at: "LayerStages", env: Env, batch: Batch) -> Written:
     return {"index_k_store": hadamard(values) if isinstance(record, Fp4Key) else values}
 
 
-def _runs(closed: tuple[Closed, ...]) -> Iterator[tuple[Closed, slice]]:
+def runs(closed: tuple[Closed, ...]) -> Iterator[tuple[Closed, slice]]:
     """Each segment's run of entries and its rows in the batch's tensor of them."""
     row = 0
     for run in closed:

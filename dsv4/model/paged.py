@@ -47,6 +47,7 @@ class PagedStore:
 
     def write(self, rows: Tensor, data: Tensor, scales: Tensor) -> None:
         """Store encoded rows at logical indices ``rows`` (T,) int64."""
+        rows = rows.to(self.pages.device)
         slots = rows if self.slots is None else rows % self.slots
         if len(slots):
             self._reserve(int(slots.max()) // self.page_size + 1)
@@ -60,6 +61,7 @@ class PagedStore:
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Decode the rows at logical indices (T,) int64; see :meth:`Record.decode`."""
+        rows = rows.to(self.pages.device)
         physical = self._physical(rows if self.slots is None else rows % self.slots)
         if isinstance(self.record, Fp8Record):
             return self.record.decode(*self.record.layout.read(self.pages, physical))

@@ -45,11 +45,14 @@ class Weight:
     scale : () or (...,) FP64
         Per-tensor (per-expert) scale that the GEMM applies in its epilogue; 1 but for NVFP4.
     format : how the checkpoint stores it; activations follow it (:data:`READS`).
+    stored : its bytes as they lie in the checkpoint, (..., N, K) first; what kernels read. NVFP4: packed codes,
+        scale codes (both uint8) and per-tensor scales; BF16 and FP32: the matrix. Empty where no kernel reads it.
     """
 
     values: Tensor
     scale: Tensor
     format: WeightFormat
+    stored: tuple[Tensor, ...] = ()
 
     @property
     def reads(self) -> ActivationFormat:
@@ -198,4 +201,6 @@ def _product(values: Tensor, x: Activation, weight: Weight) -> Tensor:
 def plain_weight(matrix: Tensor, weight_format: WeightFormat) -> Weight:
     """Wrap a dequantised matrix of the checkpoint: (..., N, K) floating -> Weight (..., K, N), scale 1."""
     scale = torch.ones(matrix.shape[:-2], dtype=torch.float64, device=matrix.device)
-    return Weight(values=matrix.double().transpose(-1, -2).contiguous(), scale=scale, format=weight_format)
+    values = matrix.double().transpose(-1, -2).contiguous()
+    stored = (matrix,) if weight_format in ("bf16", "fp32") else ()
+    return Weight(values=values, scale=scale, format=weight_format, stored=stored)

@@ -1,0 +1,207 @@
+"""Queries, the KV row, its cache and attention on kernels: stages of :class:`dsv4.backend.stages.KernelLayerStages`."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dsv4.backend.pool import PagePool, stored_bytes
+from dsv4.backend.values import Pending
+from dsv4.model.cache import Batch, Segment
+from kernels.gather_dequantise.kernel import gather_dequantise
+from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
+from kernels.kv_store.kernel import store, store_aligned
+from kernels.q_norm_rope_quantise.kernel import norm_rope, norm_rope_quantise
+from kernels.q_norm_rope_quantise.ref import QuantisedQ
+from kernels.q_norm_rope_quantise.ref import quantise as quantise_q
+from kernels.rmsnorm.kernel import rmsnorm
+from kernels.rope.kernel import rope
+from kernels.sparse_attn.kernel import (
+    room,
+    sparse_attn_fp8,
+    sparse_attn_gathered,
+    sparse_attn_widened,
+)
+
+if TYPE_CHECKING:
+    from dsv4.backend.stages import KernelLayerStages
+
+BF16, FP32 = torch.bfloat16, torch.float32
+GATHERED = 1 << 27  # values of the BF16 buffer at once: 256 MiB
+Env = Mapping[str, Any]
+Written = dict[str, Any]
+
+
+def q_b(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+    """qr_q to q (T, H, K): BF16, or for FP8 attention its codes, and BF16 when a tap asks."""
+    q = at.linear(env["qr_q"], at.native.q_b).unflatten(-1, (at.config.num_attention_heads, -1))
+    cos, sin = at.cos_sin(batch.positions)
+    eps = at.eps
+    if at.plan.q_format == "bf16":
+        return {"q": norm_rope(q, cos, sin, eps=eps)}
+    pending = Pending(lambda q, cos, sin: norm_rope(q, cos, sin, eps=eps), q, cos, sin)
+    codes = norm_rope_quantise(q, cos, sin, eps=eps, residual=at.plan.q_format == "fp8x2")
+    at.fused.keep("q", pending, codes)
+    return {"q": pending}
+
+
+def kv(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+    """attn_in_q to the KV vector (T, K): BF16, or kept in registers until it is stored."""
+    raw = at.linear(env["attn_in_q"], at.native.kv)
+    weight, eps = at.native.kv_norm, at.eps
+    cos, sin = at.cos_sin(batch.positions)
+    if at.plan.kv_norm == "unfused":
+        return {"kv": rope(rmsnorm(raw, weight, eps=eps), cos, sin)}
+
+    def make(raw: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return rope(rmsnorm(raw, weight, eps=eps, dtype=FP32), cos, sin, dtype=FP32)
+
+    pending = Pending(make, raw, cos, sin)
+    at.fused.keep("kv", pending, (raw, weight, cos, sin))
+    return {"kv": pending}
+
+
+def kv_store(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+    """Kv (T, K) into the window pages of each sequence, in one launch; its taps are read back from there."""
+    slots = torch.empty(batch.rows, dtype=torch.int64, device=at.device)
+    for segment in batch.segments:
+        window: Any = segment.cache.layers[at.layer].window
+        count = segment.rows.stop - segment.rows.start
+        window.reserve(segment.start + count)
+        first = segment.start + torch.arange(count, device=at.device)
+        slots[segment.rows] = window.slots(first)
+    pool = _pool(batch.segments[0], at.layer)
+    parts = at.fused.take("kv", env["kv"])
+    if parts is None:
+        value = env["kv"]
+        write_rows(pool, value if isinstance(value, Tensor) else value.dequantised(), slots)
+    else:
+        raw_kv, weight, cos, sin = parts
+        if pool.token_scale is None:
+            kv_norm_rope_store(raw_kv, weight, cos, sin, pool.pages, slots, eps=at.eps)
+        else:
+            place = pool.data, pool.token_scale
+            kv_norm_rope_store_aligned(raw_kv, weight, cos, sin, *place, slots, eps=at.eps)
+    values, raw = record_taps(pool, slots)
+    return {"kv_store": values, "kv_bytes": raw}
+
+
+def _pool(segment: Segment, layer: int) -> PagePool:
+    window: Any = segment.cache.layers[layer].window
+    return window.pool
+
+
+def write_rows(pool: PagePool, rows: Tensor, slots: Tensor) -> None:
+    """Encode rows (T, K) BF16 or FP32 as the pool's record and write them at ``slots`` (T,) int64."""
+    if pool.token_scale is None:
+        store(rows, pool.pages, slots)
+    else:
+        store_aligned(rows, pool.data, pool.token_scale, slots)
+
+
+def record_taps(pool: PagePool, slots: Tensor) -> tuple[Pending, Pending]:
+    """What lies at ``slots``: values (T, K) FP32 and bytes (T, record) uint8, read when a tap asks."""
+
+    def values(slots: Tensor) -> Tensor:
+        return pool.record.decode(*stored_bytes(pool, slots))[0]
+
+    def raw(slots: Tensor) -> Tensor:
+        return torch.cat(stored_bytes(pool, slots), dim=-1)
+
+    return Pending(values, slots), Pending(raw, slots)
+
+
+def attend(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+    """Attention of all rows of the batch, then the inverse RoPE: attn_out (T, H, K) BF16, lse (T, H) FP32."""
+    slots = torch.cat(_padded([_slots(at, env, batch, segment) for segment in batch.segments]))
+    pool = _pool(batch.segments[0], at.layer)
+    q = env["q"]
+    if at.plan.q_format == "bf16":
+        read: Any = q.to(BF16)
+    else:
+        read = at.fused.take("q", q)
+        if read is None:  # another value than q_b's: quantised by the ref, whose bits the fused kernel gives
+            given = q if isinstance(q, Tensor) else q.dequantised()
+            read = quantise_q(given.float(), residual=at.plan.q_format == "fp8x2")
+    step = len(slots)
+    if at.plan.kv_read == "gather_bf16":
+        step = max(GATHERED // max(slots.shape[1] * at.config.head_dim, 1), 1)
+    outs, lses = [], []
+    for first in range(0, len(slots), max(step, 1)):
+        out, lse = _attend(at, pool, read, slots[first : first + step], slice(first, first + step))
+        outs.append(out)
+        lses.append(lse)
+    if not outs:
+        shape = 0, at.config.num_attention_heads
+        empty = torch.empty(*shape, at.config.head_dim, dtype=BF16, device=at.device)
+        return {"attn_out": empty, "lse": torch.empty(shape, device=at.device)}
+    turned = rope(torch.cat(outs), *at.cos_sin(batch.positions), inverse=True)
+    return {"attn_out": turned, "lse": torch.cat(lses)}
+
+
+def _attend(
+    at: "KernelLayerStages", pool: PagePool, q: Any, slots: Tensor, rows: slice
+) -> tuple[Tensor, Tensor]:
+    """One launch of the plan's attention. One split: a row's bits do not depend on the rows beside it."""
+    plan, config = at.plan, at.config
+    into = room(
+        len(slots),
+        config.num_attention_heads,
+        slots.shape[1],
+        config.head_dim,
+        at.device,
+        dtype=BF16 if plan.casts.attn_out == "bf16" else FP32,
+        splits=1,
+    )
+    sinks, scale = at.weights.sinks.to(at.device), config.head_dim**-0.5
+    if plan.q_format != "bf16":
+        codes = QuantisedQ(q.record[rows], q.scale[rows], None if q.residual is None else q.residual[rows])
+        return sparse_attn_fp8(
+            codes.record,
+            codes.scale,
+            pool.pages if pool.token_scale is None else pool.data,
+            slots,
+            sinks,
+            scale=scale,
+            residual=codes.residual,
+            token_scale=pool.token_scale,
+            rope_fp8=plan.rope_format == "fp8",
+            pv_fp8=plan.pv_format == "fp8",
+            into=into,
+        )
+    if plan.kv_read == "in_place":
+        return sparse_attn_widened(q[rows], pool.pages, slots, sinks, scale=scale, into=into)
+    keys = gather_dequantise(pool.pages, slots, nope=config.nope_head_dim)
+    return sparse_attn_gathered(q[rows], keys, slots, sinks, scale=scale, into=into)
+
+
+def _slots(at: "KernelLayerStages", env: Env, batch: Batch, segment: Segment) -> Tensor:
+    """Slots of the keys of each row of a segment, (t, S) int64: its window, then its entries; -1 is no key."""
+    cache: Any = segment.cache.layers[at.layer]
+    positions = batch.positions[segment.rows]
+    span = torch.arange(at.config.sliding_window, device=at.device)
+    window = cache.window.slots(positions[:, None] - at.config.sliding_window + 1 + span)
+    if cache.entries is None:
+        return window
+    if at.config.kind(at.layer) == "csa":
+        chosen = env["topk"][segment.rows].long()
+    else:
+        every = torch.arange(cache.entries.rows, device=at.device)
+        visible = (positions + 1) // at.config.compress_ratios[at.layer]
+        chosen = torch.where(every < visible[:, None], every, -1)
+    return torch.cat((window, cache.entries.slots(chosen)), dim=-1)
+
+
+def _padded(parts: list[Tensor]) -> list[Tensor]:
+    """Lists of slots as int32 of one width; what is added is no key, and changes no bit of a row."""
+    width = max((part.shape[1] for part in parts), default=0)
+    return [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1).int() for part in parts]
+
+
+STAGES: dict[str, Callable[["KernelLayerStages", Env, Batch], Written]] = {
+    "q_b": q_b,
+    "kv": kv,
+    "kv_store": kv_store,
+    "attend": attend,
+}

@@ -1,0 +1,119 @@
+"""Which kernels a plan runs on: the one table from plan fields to kernels, and what is refused by name.
+
+Three cases, and no other: every stage has a kernel; a value of a field has none and its stages run on refs
+(:data:`EMULATED`, said in the dump's label); or a combination has neither (:class:`NoKernelError`, before any
+work). Nothing falls back while it runs.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dsv4.model.config import CheckpointError, ModelConfig
+from dsv4.plan import Plan, flatten
+
+
+class NoKernelError(CheckpointError):
+    """A plan, a size or a stored format that no kernel computes; the message names it."""
+
+
+# field = value -> stages that run on refs, on the CPU, since no kernel computes them.
+EMULATED: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("kv_format", "nvfp4"): ("kv_store", "comp_store", "attend"),
+}
+
+# Combinations without a kernel: why, and whether a plan has it.
+Refusal = tuple[str, Callable[[Mapping[str, str]], bool]]
+REFUSED: tuple[Refusal, ...] = (
+    (
+        "mhc_quant = fused joins the launch of norm_quant = fused",
+        lambda plan: plan["mhc_quant"] == "fused" and plan["norm_quant"] != "fused",
+    ),
+    (
+        "q_format = fp8 and fp8x2 read keys in place: kv_read = in_place",
+        lambda plan: plan["q_format"] != "bf16" and plan["kv_read"] != "in_place",
+    ),
+    (
+        "rope_format = fp8 and pv_format = fp8 go with q_format = fp8 or fp8x2",
+        lambda plan: plan["q_format"] == "bf16" and "fp8" in (plan["rope_format"], plan["pv_format"]),
+    ),
+    (
+        "kv_record = aligned is read by q_format = fp8 or fp8x2 alone",
+        lambda plan: plan["kv_record"] == "aligned" and plan["q_format"] == "bf16",
+    ),
+    (
+        "kv_format = nvfp4 has no kernel: its emulated stages need kv_norm = unfused",
+        lambda plan: plan["kv_format"] == "nvfp4" and plan["kv_norm"] == "fused",
+    ),
+)
+
+# Sizes that kernels are written for; every released model has them.
+SIZES: Mapping[str, tuple[int, ...]] = {
+    "head_dim": (256, 512),
+    "hc_mult": (4,),
+    "index_head_dim": (128,),
+}
+NARROW = ("q_a", "q_b", "kv", "o_a", "o_b")
+NARROW += ("experts_gate_up", "experts_down", "shared_gate", "shared_up", "shared_down")
+
+
+def emulated(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """``field = value`` -> stages that run on refs under this plan."""
+    values = flatten(plan)
+    return {
+        f"{field} = {value}": stages for (field, value), stages in EMULATED.items() if values[field] == value
+    }
+
+
+def label(plan: Plan, device: str) -> str:
+    """What a dump says of its numbers: ``kernels on NVIDIA H200``, and what of them is emulated."""
+    words = [
+        f"emulated: no kernel for {what} ({', '.join(stages)})" for what, stages in emulated(plan).items()
+    ]
+    return "; ".join([f"kernels on {device}", *words])
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse combinations of :data:`REFUSED`.
+
+    Raises
+    ------
+    NoKernelError
+        Names the plan's fields and values.
+    """
+    values = flatten(plan)
+    for why, holds in REFUSED:
+        if holds(values):
+            named = ", ".join(f"{name} = {values[name]}" for name in values if name in why)
+            raise NoKernelError(f"no kernel for this plan ({named}): {why}; set `backend: ref`")
+
+
+def check_sizes(config: ModelConfig) -> None:
+    """Refuse sizes that no kernel is written for.
+
+    Raises
+    ------
+    NoKernelError
+        Names the key of config.json and its value.
+    """
+    for name, allowed in SIZES.items():
+        if getattr(config, name) not in allowed:
+            wanted = " or ".join(map(str, allowed))
+            raise NoKernelError(
+                f"no kernel for {name} = {getattr(config, name)}: expected {wanted}; set `backend: ref`"
+            )
+
+
+def check_stored(layer: int, weights: Any) -> None:
+    """Refuse a layer whose linears and experts are not stored in NVFP4.
+
+    Raises
+    ------
+    NoKernelError
+        Names layer, matrix and format.
+    """
+    for name in NARROW:
+        weight = getattr(weights, name)
+        if weight.format != "nvfp4" or not weight.stored:
+            raise NoKernelError(
+                f"no kernel for layer {layer}, {name} stored as {weight.format}: expected nvfp4; set `backend: ref`"
+            )

@@ -1,0 +1,226 @@
+"""One layer on kernels: the stages of :mod:`dsv4.model.stages`, each by the kernels that the plan names.
+
+Fused kernels write two taps' values in one launch; see :class:`dsv4.backend.values.Fused` for when the second is
+used. Values that a fused kernel keeps in registers are :class:`~dsv4.backend.values.Pending`, or an FP32 copy where
+the kernel offers one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsv4.backend import attention, compressed, experts
+from dsv4.backend.paths import check_stored, emulated
+from dsv4.backend.values import Fused, Packed, on_cpu
+from dsv4.backend.weights import native_layer
+from dsv4.model.cache import Batch
+from dsv4.model.config import ModelConfig
+from dsv4.model.numerics import Numerics
+from dsv4.model.ops import REFS
+from dsv4.model.stages import LayerStages
+from dsv4.model.weights import HyperWeights, LayerWeights
+from dsv4.plan import Plan
+from kernels.formats import e2m1
+from kernels.formats import nvfp4 as nvfp4_format
+from kernels.hc import kernel as hc
+from kernels.linear.kernel import Nvfp4Weight, grouped_linear, nvfp4_linear
+from kernels.mhc_rmsnorm_quantise_nvfp4.kernel import mhc_rmsnorm_quantise
+from kernels.nvfp4_quantise.kernel import quantise
+from kernels.nvfp4_quantise.ref import Nvfp4Rows
+from kernels.rmsnorm.kernel import rmsnorm
+from kernels.rmsnorm_quantise_nvfp4.kernel import rmsnorm_quantise
+from kernels.rope.ref import cos_sin
+
+BF16, FP32 = torch.bfloat16, torch.float32
+Env = Mapping[str, Any]
+Written = dict[str, Any]
+Seen = Callable[[str, int, Tensor], None]
+
+
+class _Env(Mapping[str, Any]):
+    """Named values, tensors moved as they are read."""
+
+    def __init__(self, env: Env, move: Callable[[Any], Any]) -> None:
+        self._env, self._move = env, move
+
+    def __getitem__(self, name: str) -> Any:
+        return self._move(self._env[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._env)
+
+    def __len__(self) -> int:
+        return len(self._env)
+
+
+class KernelLayerStages(LayerStages):
+    """The stages of one layer under one plan, on one device.
+
+    Parameters
+    ----------
+    layer, weights, config, numerics : as :class:`dsv4.model.stages.LayerStages`; ``weights`` stay where they are.
+    plan : which kernels.
+    device : where they run.
+    seen : called with a name, the layer and a tensor that no tap shows (what SwiGLU clamps).
+
+    Raises
+    ------
+    NoKernelError
+        A stored format that no kernel reads.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        weights: LayerWeights,
+        config: ModelConfig,
+        numerics: Numerics,
+        plan: Plan,
+        device: torch.device,
+        seen: Seen,
+    ) -> None:
+        super().__init__(layer, weights, config, numerics, REFS)
+        check_stored(layer, weights)
+        self.plan, self.device, self.seen = plan, device, seen
+        self.native = native_layer(weights, config, device)
+        self.fused = Fused()
+        self._record = numerics.record
+        self._angles: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        on_refs = dict(self._functions)
+        self._functions = self._by_kernels()
+        for stage in {stage for stages in emulated(plan).values() for stage in stages}:
+            self._functions[stage] = _on_cpu(on_refs[stage])
+
+    def _by_kernels(self) -> dict[str, Callable[[Env, Batch], Written]]:
+        native = self.native
+        ours = {
+            "attn_mhc": lambda env, _: self.block_input(
+                "attn", env["streams"], native.attn_hc, native.input_norm
+            ),
+            "attn_quant": lambda env, _: {"attn_in_q": self.stored_input("attn_in", env["attn_in"])},
+            "q_a": self._q_a_kernel,
+            "q_quant": lambda env, _: {"qr_q": self.stored_input("qr", env["qr"], gsa="row")},
+            "attn_proj": self._proj,
+            "attn_mix": lambda env, _: {
+                "streams_mid": self.mixed("attn", env, env["streams"], env["attn_proj"])
+            },
+            "moe_mhc": lambda env, _: self.block_input(
+                "moe", env["streams_mid"], native.ffn_hc, native.post_norm
+            ),
+            "moe_quant": lambda env, _: {"moe_in_q": self.stored_input("moe_in", env["moe_in"])},
+            "moe_mix": lambda env, _: {"streams": self.mixed("moe", env, env["streams_mid"], env["moe_out"])},
+        }
+        others = {**attention.STAGES, **compressed.STAGES, **experts.STAGES}
+        return ours | {
+            name: lambda env, batch, run=run: run(self, env, batch) for name, run in others.items()
+        }
+
+    def run(self, stage: str, env: Env, batch: Batch) -> Written:
+        """See :meth:`dsv4.model.stages.LayerStages.run`; inputs may be on any device."""
+        if self.ops is not REFS or self.numerics.record is not self._record:
+            raise RuntimeError("ops and records of the refs were swapped, which kernels do not run: use refs")
+        rows = Batch(batch.positions.to(self.device), batch.tokens.to(self.device), batch.segments)
+        return self._functions[stage](_Env(env, self._here), rows)
+
+    def _here(self, value: Any) -> Any:
+        return value.to(self.device) if isinstance(value, Tensor) else value
+
+    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotation of rows at ``positions``, made on the CPU: FP64 cosines of a GPU may differ in the last bit."""
+        if self._angles is None or self._angles[0] is not positions:
+            cos, sin = cos_sin(positions.cpu(), self.frequencies)
+            self._angles = positions, (cos.to(self.device), sin.to(self.device))
+        return self._angles[1]
+
+    @property
+    def eps(self) -> float:
+        """``rms_norm_eps``."""
+        return self.config.rms_norm_eps
+
+    def block_input(self, site: str, streams: Tensor, weights: HyperWeights, norm: Tensor) -> Written:
+        """Streams to mHC's weights and ``<site>_in`` (T, D): BF16 unfused, else an FP32 copy beside its NVFP4 rows."""
+        config, plan, name = self.config, self.plan, f"{site}_in"
+        pre, post, comb = hc.mix(
+            streams,
+            weights.fn,
+            weights.base,
+            weights.scale,
+            norm_eps=self.eps,
+            hc_eps=config.hc_eps,
+            iterations=config.hc_sinkhorn_iters,
+        )
+        written = {f"{site}_pre": pre, f"{site}_post": post, f"{site}_comb": comb}
+        if plan.mhc_quant == "fused":
+            rows, copy = mhc_rmsnorm_quantise(streams, pre, norm, eps=self.eps, copy=FP32)
+        else:
+            x = hc.collapse(streams, pre, dtype=BF16)
+            if plan.norm_quant in ("unfused", "fused_launch_gsa"):
+                # one gsa of all rows is known after the last norm only, so that leaf's quantiser is apart
+                wide = plan.norm_quant == "fused_launch_gsa"
+                return written | {name: rmsnorm(x, norm, eps=self.eps, dtype=FP32 if wide else BF16)}
+            rows, copy = rmsnorm_quantise(x, norm, eps=self.eps, copy=FP32)
+        self.fused.keep(name, copy, rows)
+        return written | {name: copy}
+
+    def stored_input(self, name: str, x: Tensor, gsa: str | None = None) -> Packed:
+        """NVFP4 rows of ``x``: those made beside it, or by the quantiser alone; then the plan's gsa."""
+        how = {"fused_scalar_gsa": "scalar", "fused_launch_gsa": "launch"}.get(self.plan.norm_quant, "row")
+        how = gsa or how
+        rows = self.fused.take(name, x)
+        if how == "launch":
+            return Packed(_with_one_gsa(x))
+        rows = quantise(x) if rows is None else rows
+        if how == "scalar" and len(rows.gsa):
+            rows = rows._replace(gsa=rows.gsa.amax().expand_as(rows.gsa).contiguous())
+        return Packed(rows)
+
+    def linear(self, x: Packed, weight: Nvfp4Weight) -> Tensor:
+        """(T, K) NVFP4 by a stored matrix, in BF16."""
+        return nvfp4_linear(x.rows, weight)
+
+    def _q_a_kernel(self, env: Env, batch: Batch) -> Written:
+        qr = self.linear(env["attn_in_q"], self.native.q_a)
+        if self.plan.q_a_norm == "unfused":
+            return {"qr": rmsnorm(qr, self.native.q_a_norm, eps=self.eps)}
+        rows, copy = rmsnorm_quantise(qr, self.native.q_a_norm, eps=self.eps, copy=FP32)
+        self.fused.keep("qr", copy, rows)
+        return {"qr": copy}
+
+    def _proj(self, env: Env, batch: Batch) -> Written:
+        low_rank = grouped_linear(quantise(env["attn_out"].flatten(1)), self.native.o_a)
+        return {"attn_proj": nvfp4_linear(quantise(low_rank), self.native.o_b)}
+
+    def mixed(self, site: str, env: Env, streams: Tensor, y: Tensor) -> Tensor:
+        """Next streams (T, N, D), BF16 or FP32 by the plan's residual."""
+        dtype = residual_dtype(self.numerics, self.layer)
+        return hc.expand(streams, y, env[f"{site}_post"], env[f"{site}_comb"], dtype=dtype)
+
+
+def residual_dtype(numerics: Numerics, layer: int) -> torch.dtype:
+    """How a layer's streams are stored."""
+    between = torch.tensor(1.0 + 2.0**-12)
+    return BF16 if float(numerics.residual(layer)(between)) == 1.0 else FP32
+
+
+def _with_one_gsa(x: Tensor) -> Nvfp4Rows:
+    """NVFP4 with the largest gsa of all rows in each, by the format's own torch functions on the device."""
+    gsa = nvfp4_format.row_gsa(x)
+    gsa = gsa.amax().expand_as(gsa) if gsa.numel() else gsa
+    codes, scales, gsa = nvfp4_format.quantise(x, gsa)
+    return Nvfp4Rows(e2m1.pack(codes), scales, gsa.squeeze(-1).contiguous())
+
+
+def _on_cpu(function: Callable[[Env, Batch], Written]) -> Callable[[Env, Batch], Written]:
+    """A stage of the refs inside a layer on kernels."""
+
+    def run(env: Env, batch: Batch) -> Written:
+        rows = Batch(batch.positions.cpu(), batch.tokens.cpu(), batch.segments)
+
+        def here(value: Any) -> Any:
+            return on_cpu(value) if isinstance(value, Tensor) or hasattr(value, "dequantised") else value
+
+        return function(_Env(env, here), rows)
+
+    return run

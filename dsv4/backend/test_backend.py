@@ -1,0 +1,237 @@
+"""Every rung on kernels beside the refs, stage by stage on the same inputs; batches, chunks, faults, refusals."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsv4 import config as configuration
+from dsv4.backend.conftest import PAGE, SIZES, TOKENS
+from dsv4.backend.model import KernelTransformer
+from dsv4.backend.paths import NoKernelError, emulated, label
+from dsv4.backend.values import Fused, on_cpu
+from dsv4.judge.claims_by_field import claimed
+from dsv4.model import numerics
+from dsv4.model.random_model import random_weights, small_config
+from dsv4.model.stages import embed
+from dsv4.model.transformer import Transformer
+from dsv4.plan import difference, unflatten
+from dsv4.run.isolated import run_isolated
+from dsv4.taps import BY_NAME
+from kernels.rounding import exact
+
+LADDER = configuration.load(Path(__file__).parents[2] / "config.yaml").ladder
+BOTTOM = next(iter(LADDER))
+TOP = LADDER["B4_head"]
+RUNGS = [rung for rung in LADDER if rung.parent]
+# What a stage stores of the reference's own value has no sum before it: the same bits.
+STORED = {
+    "attn_in_q",
+    "qr_q",
+    "moe_in_q",
+    "kv_store",
+    "kv_bytes",
+    "comp_store",
+    "comp_bytes",
+    "index_k_store",
+}
+UNROUNDED = {"attn_pre", "attn_post", "attn_comb", "moe_pre", "moe_post", "moe_comb", "comp", "index_k"}
+UNROUNDED |= {"router_scores", "expert_weights", "logits", "lse", "index_scores"}
+IDS = {"topk", "expert_ids"}
+CODED = {"attn_proj", "routed", "shared"}  # NVFP4 codes on the way, made from sums
+
+
+def kernels(small, plan, device):
+    config, weights, _ = small
+    return KernelTransformer(config, weights, plan, page_size=PAGE, device=device)
+
+
+def isolated(small, model, stages=None):
+    """Taps that isolated mode shows: (layer, name) -> value."""
+    config, weights, reference = small
+    found = {}
+
+    def probe(positions):
+        def keep(layer, name, value):
+            if not name.endswith("_closed"):
+                found[layer, name] = on_cpu(value).clone()
+            return value
+
+        return keep
+
+    rows = torch.from_numpy(reference.rows.all)
+    run_isolated(model, reference, embed(weights, config, reference.tokens[rows], exact), probe, stages)
+    return found
+
+
+def assert_close(name, ours, wanted):
+    """How far FP32 sums in another order may put a tap.
+
+    FP32 results: sums of up to 256 products, 2^-24 each, and Sinkhorn's: 2^-17 of the row's largest. BF16 stores: a
+    value next to a rounding boundary lands on its other side, one step (2^-7) away, two where two stores follow each
+    other; a handful of elements. An NVFP4 code on the way flips likewise and moves a whole row by a part of its size.
+    """
+    assert ours.shape == wanted.shape, name
+    if name in STORED or BY_NAME[name].kind == "bytes":
+        assert torch.equal(ours, wanted), name
+        return
+    if name in IDS:
+        assert torch.equal(ours.long(), wanted.long()), name
+        return
+    finite = wanted.isfinite()
+    assert torch.equal(ours.isfinite(), finite), name
+    off = torch.where(finite, (ours - wanted).abs(), 0.0)
+    largest = torch.where(finite, wanted.abs(), 0.0).flatten(1).amax(1).view(-1, *[1] * (wanted.ndim - 1))
+    if name in UNROUNDED:
+        assert bool((off <= 2.0**-17 * largest).all()), (name, float((off / largest).max()))
+    elif name in CODED:
+        assert float(off.norm()) <= 0.05 * float(wanted[finite].norm()), name
+    else:
+        assert bool((off <= 2 * 2.0**-7 * wanted.abs() + 2.0**-20 * largest).all()), name
+        assert float((off > 2.0**-17 * largest).float().mean()) <= 0.01, name
+
+
+def compare(small, plan, device, stages=None):
+    config, weights, _ = small
+    refs = Transformer(config, weights, numerics.of_plan(plan, config), page_size=PAGE)
+    ours = isolated(small, kernels(small, plan, device), stages)
+    for (layer, name), value in isolated(small, refs).items():
+        if (layer, name) in ours:
+            assert_close(name, ours[layer, name], value)
+    return ours
+
+
+def forward(model, chunks, probe=None, caches=None):
+    """Logits of each sequence after its chunks, one call a chunk; and the caches."""
+    caches = caches or [model.new_cache() for _ in chunks[0]]
+    for step in chunks:
+        logits = model.forward(caches, list(step), probe or (lambda layer, name, value: value))
+    return logits, caches
+
+
+def test_every_stage_of_the_lowest_rung_equals_the_refs(small, accelerator):
+    taps = compare(small, LADDER[BOTTOM.id].plan, accelerator)
+    assert {name for _, name in taps} == set(BY_NAME)
+
+
+@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.id)
+def test_the_stages_that_a_rung_changes_equal_the_refs(small, accelerator, rung):
+    stages = claimed(difference(LADDER[rung.parent].plan, rung.plan))
+    counting = {"attend": "compress", "index_score": "index_k"}  # refs count entries as they close windows
+    taps = compare(
+        small, rung.plan, accelerator, stages | {counting[stage] for stage in stages & counting.keys()}
+    )
+    assert stages <= {BY_NAME[name].stage for _, name in taps}
+
+
+def test_what_is_fused_has_the_bits_of_the_unfused_kernels(small, accelerator):
+    """A probe that hands on equal values in other tensors takes every fused result away."""
+    model, fusions = kernels(small, TOP.plan, accelerator), []
+    take = Fused.take
+
+    def counting(self, name, value):
+        found = take(self, name, value)
+        fusions.append((name, found is not None))
+        return found
+
+    def copied(layer, name, value):
+        return value if name.endswith("_closed") or name in STORED else on_cpu(value).clone()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fused, "take", counting)
+        whole, _ = forward(model, [[TOKENS[:5]]])
+        used, fusions[:] = {name for name, found in fusions if found}, []
+        apart, _ = forward(model, [[TOKENS[:5]]], copied)
+    assert used >= {"attn_in", "moe_in", "qr", "q", "kv", "index_q", "index_k", "expert_ids"}
+    assert not any(found for _, found in fusions)
+    torch.testing.assert_close(whole, apart, rtol=0, atol=0)
+
+
+def test_a_sequence_sees_neither_its_batch_nor_its_chunks(small, accelerator):
+    """Up to 16 rows a row's sums are in one order, whatever stands beside it."""
+    config = small_config(**SIZES | {"compress_ratios": [4], "num_hidden_layers": 1, "num_hash_layers": 0})
+    model = KernelTransformer(config, random_weights(config, 1), TOP.plan, page_size=PAGE, device=accelerator)
+    long, short, more = TOKENS[:5], TOKENS[4:6], TOKENS[9:10]
+    both, caches = forward(model, [[long, short], [more, more]])
+    assert model.launches["sparse_attn.attend_fp8_kernel"] == len(model.stages)  # all rows of a layer in one
+    for row, chunks in ((0, [[long], [more]]), (1, [[short], [more]]), (0, [[long[:2]], [long[2:]], [more]])):
+        alone, _ = forward(model, chunks)
+        torch.testing.assert_close(both[row : row + 1], alone, rtol=0, atol=0)
+    first, second = caches[0].layers[0].window.table
+    assert first < 0 <= second  # six rows: the last three are on the second page of four
+
+
+def test_a_changed_value_reaches_every_reader(small, accelerator):
+    """The fault's value is quantised, not the rows that were made beside the right one."""
+    model = kernels(small, TOP.plan, accelerator)
+    seen = {}
+
+    def faulty(layer, name, value):
+        seen[layer, name] = value
+        return value * 1.5 if (layer, name) == (0, "attn_in") else value
+
+    forward(model, [[TOKENS[:2]]], faulty)
+    want, got = on_cpu(seen[0, "attn_in"]) * 1.5, on_cpu(seen[0, "attn_in_q"])
+    assert float((got - want).norm()) < 0.15 * float(want.norm())
+
+
+def test_a_value_written_to_in_place_is_another_value():
+    fused, value = Fused(), torch.ones(3)
+    fused.keep("x", value, "made beside it")
+    value.mul_(2)
+    assert fused.take("x", value) is None
+    fused.keep("x", value, "made beside it")
+    assert fused.take("x", value.clone()) is None
+    fused.keep("x", value, "made beside it")
+    assert fused.take("x", value) == "made beside it"
+    assert fused.take("x", value) is None  # once
+
+
+def test_swapped_refs_are_not_ignored(small, accelerator):
+    model = kernels(small, TOP.plan, accelerator)
+    stages = model.stages[0]
+    stages.ops = replace(stages.ops, index_logits=lambda *_: None)
+    with pytest.raises(RuntimeError, match="which kernels do not run"):
+        forward(model, [[TOKENS[:1]]])
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"mhc_quant": "fused"}, "norm_quant = unfused, mhc_quant = fused"),
+        ({"q_format": "fp8"}, "kv_read = gather_bf16, q_format = fp8"),
+        ({"kv_read": "in_place", "rope_format": "fp8"}, "q_format = bf16, rope_format = fp8"),
+        ({"kv_read": "in_place", "kv_record": "aligned"}, "kv_record = aligned"),
+        ({"kv_format": "nvfp4", "kv_norm": "fused"}, "kv_format = nvfp4"),
+    ],
+)
+def test_a_plan_without_kernels_is_refused_by_field_and_value(small, accelerator, values, named):
+    with pytest.raises(NoKernelError, match=named):
+        kernels(small, unflatten(values), accelerator)
+
+
+def test_sizes_and_stored_formats_without_kernels_are_refused_by_name(small, accelerator):
+    config, weights, _ = small
+    with pytest.raises(NoKernelError, match="head_dim = 128"):
+        KernelTransformer(small_config(), weights, TOP.plan, device=accelerator)
+    stored = random_weights(config, 0, formats={"q_b_proj": "bf16"})
+    with pytest.raises(NoKernelError, match="layer 0, q_b stored as bf16: expected nvfp4"):
+        KernelTransformer(config, stored, TOP.plan, device=accelerator)
+
+
+def test_what_is_emulated_is_said_in_the_label():
+    assert {rung.id for rung in LADDER if emulated(rung.plan)} == {"KV_nvfp4"}
+    assert label(LADDER["B1"].plan, "NVIDIA H200") == "kernels on NVIDIA H200"
+    assert label(LADDER["KV_nvfp4"].plan, "NVIDIA H200") == (
+        "kernels on NVIDIA H200; emulated: no kernel for kv_format = nvfp4 (kv_store, comp_store, attend)"
+    )
+
+
+def test_weights_are_the_checkpoints_own_bytes(small, accelerator):
+    _, weights, _ = small
+    layer = kernels(small, TOP.plan, accelerator).stages[1]
+    assert torch.equal(layer.native.q_b.codes.cpu(), weights.layers[1].q_b.stored[0])
+    assert torch.equal(layer.native.o_a.codes.cpu().flatten(0, 1), weights.layers[1].o_a.stored[0])
+    assert layer.native.index_q_b.matrix.dtype == torch.float32  # as this checkpoint stores it
+    assert layer.native.compressor.kv.matrix.dtype == torch.float32
