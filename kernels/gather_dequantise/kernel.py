@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
 from kernels.formats.kv_record import ROPE
+from kernels.overlap import OVERLAPPED, follow, overlap
 from kernels.sparse_attn.keys_kernel import check_keys, key_slots, widened
 
 KEYS = 32  # a program: 16 KB of codes in flight with 4 warps
@@ -31,7 +32,9 @@ def _gather_kernel(
     NOPE: tl.constexpr,
     PAGE: tl.constexpr,
     KEYS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)  # row * num_keys * K outgrows int32
     key = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     slot = key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride, PAGE)
@@ -97,6 +100,7 @@ def gather_dequantise(
         PAGE=page,
         KEYS=KEYS,
         num_warps=4,
+        **overlap(idx.device),
     )
     return out
 
@@ -122,8 +126,9 @@ def builds(sizes: Sizes) -> list[Build]:
                 "NOPE": sizes.head_dim - sizes.qk_rope_head_dim,
                 "PAGE": 64,
                 "KEYS": KEYS,
+                "PDL": True,
             },
             aligned=("pages_ptr", "rope_ptr", "idx_ptr", "out_ptr", "page_stride", "num_keys"),
-            options={"num_warps": 4},
+            options={"num_warps": 4, **OVERLAPPED},
         )
     ]

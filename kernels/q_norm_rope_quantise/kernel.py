@@ -14,6 +14,7 @@ from kernels.build_spec import Build, Sizes
 from kernels.formats import device as fmt
 from kernels.formats.kv_record import GROUP, ROPE
 from kernels.kv_store.kernel import bf16_bits
+from kernels.overlap import OVERLAPPED, follow, overlap
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.rmsnorm.kernel import FLOATS, inverse_rms, stored
 from kernels.rope.kernel import load_cos_sin, rotated
@@ -51,7 +52,9 @@ def _norm_rope_kernel(
     NOPE: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     held = row < num_rows
     nope, rope = _load(q_ptr, cos_ptr, sin_ptr, row, held, heads, token_stride, eps, NOPE, ROWS, COLS)
@@ -77,7 +80,9 @@ def _norm_rope_quantise_kernel(
     RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     held = row < num_rows
     nope, rope = _load(q_ptr, cos_ptr, sin_ptr, row, held, heads, token_stride, eps, NOPE, ROWS, COLS)
@@ -139,6 +144,7 @@ def norm_rope(q: Tensor, cos: Tensor, sin: Tensor, *, eps: float, out: Tensor | 
             COLS=triton.next_power_of_2(K),
             num_warps=warps,
             **fmt.EXACT,
+            **overlap(q.device),
         )
     return y
 
@@ -199,6 +205,7 @@ def norm_rope_quantise(
             COLS=triton.next_power_of_2(K),
             num_warps=warps,
             **fmt.EXACT,
+            **overlap(q.device),
         )
     return out
 
@@ -226,8 +233,13 @@ def builds(sizes: Sizes) -> list[Build]:
     pointers = {"q_ptr": "*bf16", "cos_ptr": "*fp32", "sin_ptr": "*fp32"}
     tail = {**dict.fromkeys(("token_stride", "num_rows", "heads"), "i32"), "eps": "fp32"}
     rows, warps = _rows(1024)
-    constants = {"NOPE": sizes.head_dim - ROPE, "ROWS": rows, "COLS": triton.next_power_of_2(sizes.head_dim)}
-    options = {"num_warps": warps, **fmt.EXACT}
+    constants = {
+        "NOPE": sizes.head_dim - ROPE,
+        "ROWS": rows,
+        "COLS": triton.next_power_of_2(sizes.head_dim),
+        "PDL": True,
+    }
+    options = {"num_warps": warps, **fmt.EXACT, **OVERLAPPED}
     found = [
         Build(
             name=f"q_norm_rope_quantise/bf16/{sizes.name}",

@@ -7,6 +7,7 @@ in base 2. Both paths run the same dots on the same values, so they differ by no
 import triton
 import triton.language as tl
 
+from kernels.overlap import follow
 from kernels.sparse_attn.keys_kernel import LOG2E, finish, finish_part, key_slots, running, widened
 
 
@@ -33,11 +34,15 @@ def attend_bf16_kernel(
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Grid (T, head tiles, SPLITS). ``keys_ptr`` None: K from pages; else from the buffer, -1 masked by idx."""
-    row = tl.program_id(0).to(tl.int64)  # row * num_keys * K outgrows int32
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    split = tl.program_id(2)
+    """Grid (T * head tiles, SPLITS). ``keys_ptr`` None: K from pages; else from the buffer, -1 masked by idx."""
+    follow(PDL)
+    # a row's head tiles are neighbours: they run at once, and the later one finds the keys in L2
+    head_tiles = tl.cdiv(heads, BLOCK_H)
+    row = (tl.program_id(0) // head_tiles).to(tl.int64)  # row * num_keys * K outgrows int32
+    head = tl.program_id(0) % head_tiles * BLOCK_H + tl.arange(0, BLOCK_H)
+    split = tl.program_id(1)
     width: tl.constexpr = NOPE + 64
     column = tl.arange(0, width)
     own = (head < heads)[:, None]
@@ -70,7 +75,7 @@ def attend_bf16_kernel(
         inverse, lse = finish(peak, total, sinks_ptr, head, heads)
     else:
         inverse, lse = finish_part(peak, total)
-    at = (split * tl.num_programs(0) + row) * heads + head
+    at = (split * (tl.num_programs(0) // head_tiles) + row) * heads + head
     tl.store(lse_ptr + at, lse, mask=head < heads)
     result = (weighted * inverse[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at[:, None] * width + column[None, :], result, mask=own)

@@ -1,8 +1,9 @@
 """What is compiled ahead of time of sparse attention: B0, B1a, B1's variants, the combine, the Hopper kernel."""
 
 from kernels.build_spec import Build, Sizes
+from kernels.overlap import OVERLAPPED
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
-from kernels.sparse_attn.combine_kernel import CHUNK, _combine_kernel
+from kernels.sparse_attn.combine_kernel import _combine_kernel
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
 from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel
 from kernels.sparse_attn.tiles import Family, tile_for
@@ -43,7 +44,7 @@ def _portable(sizes: Sizes, family: Family) -> list[Build]:
         "PAGE": PAGE,
         "SPLITS": 1,
     }
-    none = dict.fromkeys(("table_ptr", "sequence_ptr"))
+    none, pdl = dict.fromkeys(("table_ptr", "sequence_ptr")), {"PDL": True}
     bf16 = SHARED | {"q_ptr": "*bf16", "out_ptr": "*bf16", "q_stride": "i32"}
     fp8 = SHARED | {"q_ptr": "*u8", "q_rope_ptr": "*bf16", "q_scale_ptr": "*fp32", "out_ptr": "*bf16"} | PAGES
 
@@ -67,7 +68,8 @@ def _portable(sizes: Sizes, family: Family) -> list[Build]:
             aligned=tuple(
                 name for name, kind in given.items() if kind[0] == "*" or name in (*ALIGNED, "q_stride")
             ),
-            options={"num_warps": tile.warps, "num_stages": tile.stages},
+            options={"num_warps": tile.warps, "num_stages": tile.stages}
+            | (OVERLAPPED if "PDL" in extra else {}),
             native=native,
             only=ARCHES[family],
         )
@@ -82,9 +84,9 @@ def _portable(sizes: Sizes, family: Family) -> list[Build]:
         return build(name, attend_fp8_kernel, signature, choices, ("fp8",))
 
     return [
-        build("b0", attend_bf16_kernel, bf16 | {"keys_ptr": "*bf16"}, none),
-        build("b1a", attend_bf16_kernel, bf16 | PAGES, none),
-        build("b1a_table", attend_bf16_kernel, bf16 | PAGES, {}),
+        build("b0", attend_bf16_kernel, bf16 | {"keys_ptr": "*bf16"}, none | pdl),
+        build("b1a", attend_bf16_kernel, bf16 | PAGES, none | pdl),
+        build("b1a_table", attend_bf16_kernel, bf16 | PAGES, pdl),
         narrow("b1"),
         narrow("b1_table"),
         narrow("b1_q2", residual_ptr="*u8"),
@@ -108,9 +110,9 @@ def _combine(sizes: Sizes, parts: int) -> Build:
             "row_heads": "i32",
             "heads": "i32",
         },
-        constants={"K": sizes.head_dim, "PARTS": parts, "CHUNK": min(parts, CHUNK)},
+        constants={"K": sizes.head_dim, "PARTS": parts, "PDL": True},
         aligned=("part_ptr", "part_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr", "row_heads", "heads"),
-        options={"num_warps": 4},
+        options={"num_warps": 4, **OVERLAPPED},
     )
 
 
@@ -136,13 +138,14 @@ def _hopper(sizes: Sizes, terms: int, seven: bool) -> Build:
         signature=signature,
         constants={
             "PAGE": PAGE if seven else 1,
-            "SPLITS": 1,
+            "PARTIAL": False,
             "STAGES": 4 if terms == 1 else 3,
             "TERMS": terms,
             "SEVEN": seven,
+            "PDL": True,
         },
         aligned=tuple(name for name, kind in signature.items() if kind[0] == "*"),
-        options={"num_warps": 4},
+        options={"num_warps": 4, **OVERLAPPED},
         native=("fp8",),
         only=("sm_90a",),
     )

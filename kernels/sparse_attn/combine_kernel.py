@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.overlap import follow, overlap
 from kernels.sparse_attn.keys_kernel import LN2, LOG2E
 
 PROGRAMS = 132  # one a multiprocessor of an H200: at two tiles of 200 KB no more fit
 MAX_SPLITS = 64
-CHUNK = 8  # parts in registers at once
 
 
 def num_splits(rows: int, head_tiles: int, num_keys: int, tile: int) -> int:
@@ -38,24 +38,25 @@ def _combine_kernel(
     heads,
     K: tl.constexpr,
     PARTS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     at = tl.program_id(0).to(tl.int64)  # row * heads + head; times K outgrows int32
     every = tl.arange(0, PARTS)
     lses = tl.load(part_lse_ptr + every * row_heads + at, mask=every < num_parts, other=float("-inf"))
     peak = tl.max(lses, 0)
     peak = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.sum(tl.exp2(lses - peak), 0)
-
     column = tl.arange(0, K)
     weighted = tl.zeros((K,), tl.float32)
-    for first in tl.static_range(0, PARTS, CHUNK):
-        part = first + tl.arange(0, CHUNK)
+    total = 0.0
+    # a part's LSE as a scalar of its own: any tensor of two parts or two heads would be passed through shared memory
+    for part in tl.static_range(PARTS):
         held = part < num_parts
         lse = tl.load(part_lse_ptr + part * row_heads + at, mask=held, other=float("-inf"))
-        start = (part * row_heads + at) * K
-        values = tl.load(part_ptr + start[:, None] + column[None, :], mask=held[:, None], other=0.0)
-        weighted += tl.sum(tl.exp2(lse - peak)[:, None] * values.to(tl.float32), 0)
+        values = tl.load(part_ptr + (part * row_heads + at) * K + column, mask=held, other=0.0)
+        factor = tl.exp2(lse - peak)
+        total += factor
+        weighted += factor * values.to(tl.float32)
 
     sink = tl.load(sinks_ptr + at % heads) * LOG2E
     inverse = tl.where(total == 0, 0.0, tl.div_rn(1.0, total + tl.exp2(sink - peak)))
@@ -79,7 +80,6 @@ def combine(part: Tensor, part_lse: Tensor, sinks: Tensor, out: Tensor, lse: Ten
         Written: natural, without the sink; -inf for a row without keys.
     """
     parts, rows, heads, width = part.shape
-    held = triton.next_power_of_2(parts)
     _combine_kernel[(rows * heads,)](
         part,
         part_lse,
@@ -90,10 +90,15 @@ def combine(part: Tensor, part_lse: Tensor, sinks: Tensor, out: Tensor, lse: Ten
         rows * heads,
         heads,
         K=width,
-        PARTS=held,
-        CHUNK=min(held, CHUNK),
-        num_warps=4,
+        PARTS=triton.next_power_of_2(parts),
+        num_warps=_warps(rows * heads),
+        **overlap(part.device),
     )
+
+
+def _warps(row_heads: int) -> int:
+    """Warps of a program: few programs spread their loads, many fit on the device at once."""
+    return 4 if row_heads < 2048 else 1
 
 
 def parts_of(splits: int, rows: int, heads: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

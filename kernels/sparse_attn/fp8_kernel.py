@@ -114,10 +114,11 @@ def attend_fp8_kernel(
     ROPE_FP8: tl.constexpr,
     PV_FP8: tl.constexpr,
 ):
-    """Grid (T, head tiles, SPLITS). ``token_scale_ptr`` None: seven scales in the pages; else the aligned record."""
-    row = tl.program_id(0).to(tl.int64)  # slots and row * heads * K outgrow int32
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    split = tl.program_id(2)
+    """Grid (T * head tiles, SPLITS). ``token_scale_ptr`` None: seven scales in the pages; else the aligned record."""
+    head_tiles = tl.cdiv(heads, BLOCK_H)  # of a row: neighbours, as in bf16_kernel.py
+    row = (tl.program_id(0) // head_tiles).to(tl.int64)  # slots and row * heads * K outgrow int32
+    head = tl.program_id(0) % head_tiles * BLOCK_H + tl.arange(0, BLOCK_H)
+    split = tl.program_id(1)
     width: tl.constexpr = NOPE + GROUP
     data: tl.constexpr = NOPE + 2 * GROUP
     aligned: tl.constexpr = token_scale_ptr is not None
@@ -183,7 +184,7 @@ def attend_fp8_kernel(
         inverse, lse = finish(peak, total, sinks_ptr, head, heads)
     else:
         inverse, lse = finish_part(peak, total)
-    at = (split * tl.num_programs(0) + row) * heads + head
+    at = (split * (tl.num_programs(0) // head_tiles) + row) * heads + head
     tl.store(lse_ptr + at, lse, mask=head < heads)
     column = tl.arange(0, width)
     narrow = out_ptr.dtype.element_ty

@@ -45,6 +45,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.overlap import overlap
 
 TRITON = "3.6."
 BLOCK = 64  # heads, and keys a step
@@ -593,28 +596,29 @@ def attend_hopper_kernel(
     num_keys,
     score_scale,
     PAGE: gl.constexpr,
-    SPLITS: gl.constexpr,
+    PARTIAL: gl.constexpr,
     STAGES: gl.constexpr,
     TERMS: gl.constexpr,
     SEVEN: gl.constexpr,
+    PDL: gl.constexpr,
 ):
-    """Grid (T, head tiles, SPLITS), 4 warps. ``scale_ptr``: FP32 a token, or with SEVEN the pages as int64."""
+    """Grid (T * head tiles, splits), 4 warps. ``scale_ptr``: FP32 a token, or with SEVEN the pages as int64."""
+    if PDL:
+        gdc_launch_dependents()
     tile: gl.constexpr = _tile_layout()
     half: gl.constexpr = _half_layout()
     line: gl.constexpr = _column_layout()
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    row = gl.program_id(0).to(gl.int64)
-    head_of_tile = gl.program_id(1) * 64
-    split = gl.program_id(2)
+    # a row's head tiles are neighbours: they run at once, and the later one finds the keys in L2
+    head_tiles = (heads + 63) // 64
+    row = (gl.program_id(0) // head_tiles).to(gl.int64)
+    head_of_tile = gl.program_id(0) % head_tiles * 64
+    split = gl.program_id(1)
     tiles = (num_keys + 63) // 64
-    low = (split * tiles) // SPLITS
-    steps = ((split + 1) * tiles) // SPLITS - low
+    low = (split * tiles) // gl.num_programs(1)
+    steps = ((split + 1) * tiles) // gl.num_programs(1) - low
     keys_left = num_keys - low * 64
     idx = idx_ptr + row * num_keys + low * 64
-    ahead = idx + gl.minimum(gl.arange(0, 128, _line_layout()) * 32, keys_left - 1)
-    gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ahead], dtype=gl.int32, is_pure=False, pack=1
-    )
     # one allocation a tile: within one, the compiler puts barriers between copies into different stages
     k0 = allocate_shared_memory(gl.bfloat16, [STAGES, 64, 64], tile)  # nope 0-127
     k1 = allocate_shared_memory(gl.bfloat16, [STAGES, 64, 64], tile)  # 128-255
@@ -668,9 +672,15 @@ def attend_hopper_kernel(
     mbarrier.init(done, count=2)
     fence_async_shared()
     gl.thread_barrier()
+    if PDL:  # measured: waiting for q alone, behind the first copies of keys, gains nothing over this
+        gdc_wait()
+    ahead = idx + gl.minimum(gl.arange(0, 128, _line_layout()) * 32, keys_left - 1)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ahead], dtype=gl.int32, is_pure=False, pack=1
+    )
     bars = (full, empty, p_full, p_empty, sums_full, done)
     first_head = row * heads + head_of_tile
-    written = (split * gl.num_programs(0) + row) * heads + head_of_tile
+    written = (split * (gl.num_programs(0) // head_tiles) + row) * heads + head_of_tile
     heads_left = heads - head_of_tile
     out = out_ptr + written * 512
     # registers by group: scores get what is left; with under 192 ptxas serialises the values groups' products
@@ -701,7 +711,7 @@ def attend_hopper_kernel(
                     dot_scales,
                     bars,
                     STAGES,
-                    SPLITS > 1,
+                    PARTIAL,
                     TERMS,
                     SEVEN,
                 ),
@@ -779,7 +789,7 @@ def launch(
     if not seven and pages.is_contiguous():
         page, units = 1, pages.shape[2] // 16  # slots are rows: nothing to divide
     shift = 1.0 if seven else float(UNSHIFT.value)
-    attend_hopper_kernel[(rows, triton.cdiv(heads, BLOCK), splits)](
+    attend_hopper_kernel[(rows * triton.cdiv(heads, BLOCK), splits)](
         q.view(torch.bfloat16),
         q.view(torch.bfloat16) if residual is None else residual.view(torch.bfloat16),
         q_scale,
@@ -794,9 +804,10 @@ def launch(
         num_keys,
         scale * float(LOG2E.value) * shift,
         PAGE=page,
-        SPLITS=splits,
+        PARTIAL=splits > 1,
         STAGES=4 if residual is None else 3,
         TERMS=1 if residual is None else 2,
         SEVEN=seven,
         num_warps=4,
+        **overlap(q.device),
     )

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.formats.kv_record import ROPE
+from kernels.overlap import overlap
 from kernels.sparse_attn import hopper_kernel as hopper
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.builds import builds
@@ -132,7 +133,7 @@ def _bf16(q, keys, pages, page, idx, sinks, scale, page_table, sequence, into):
         return into.out, into.lse
     tile = tile_of(heads, width, q.device, gathered=pages is None)
     out, lse = into.written
-    attend_bf16_kernel[(rows, triton.cdiv(heads, tile.heads), into.splits)](
+    attend_bf16_kernel[(rows * triton.cdiv(heads, tile.heads), into.splits)](
         q,
         keys,
         pages,
@@ -156,6 +157,7 @@ def _bf16(q, keys, pages, page, idx, sinks, scale, page_table, sequence, into):
         BLOCK_S=tile.keys,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **overlap(q.device),
     )
     if into.part is not None and into.part_lse is not None:
         combine(into.part, into.part_lse, sinks, into.out, into.lse)
@@ -263,7 +265,7 @@ def sparse_attn_fp8(
     else:
         terms = 1 if residual is None else 2
         tile = tile_of(heads, width, q.device, gathered=False, terms=terms)
-        attend_fp8_kernel[(rows, triton.cdiv(heads, tile.heads), into.splits)](
+        attend_fp8_kernel[(rows * triton.cdiv(heads, tile.heads), into.splits)](
             q,
             q.view(BF16),
             residual,
