@@ -15,14 +15,26 @@ PACKAGES = ("dsv4", "kernels")
 
 # Files that run only where the plan says so, as file -> {field: values}: an edit reruns just the variants
 # with one of these values, and not the references. A file that is not listed concerns every variant.
-ONLY_WHERE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
     "kernels/formats/aligned_record.py": {"kv_record": ("aligned",)},
     "kernels/formats/fp8_scaled.py": {"index_score": ("einsum_fp32", "fp8")},
 }
 
 
-def closure(module: str) -> tuple[str, ...]:
-    """Files that ``python -m module`` can run, relative to the repository, sorted.
+# The same for kernels, where variants run on them; only what no other kernel takes a function or constant from.
+KERNEL_ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
+    "kernels/gather_dequantise/kernel.py": {"kv_read": ("gather_bf16",)},
+    "kernels/kv_norm_rope_store/kernel.py": {"kv_norm": ("fused",)},
+    "kernels/mhc_rmsnorm_quantise_nvfp4/kernel.py": {"mhc_quant": ("fused",)},
+    "kernels/sparse_attn/bf16_kernel.py": {"q_format": ("bf16",)},
+    "kernels/sparse_attn/fp8_kernel.py": {"q_format": ("fp8", "fp8x2")},
+    "kernels/sparse_attn/hopper_kernel.py": {"q_format": ("fp8", "fp8x2")},
+}
+KERNELS = "dsv4.backend.start"  # the one module through which kernels are reached
+
+
+def closure(module: str, without: str = "") -> tuple[str, ...]:
+    """Files that ``python -m module`` can run, relative to the repository, sorted; not those only ``without`` needs.
 
     Raises
     ------
@@ -36,26 +48,28 @@ def closure(module: str) -> tuple[str, ...]:
     while names:
         found = _needs(names.pop())
         files.update(found.files)
-        new = found.modules - seen
+        new = found.modules - seen - {without}
         seen |= new
         names += new
     return tuple(sorted(files))
 
 
-def variant_code(module: str, plan: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the closure without the files that :data:`ONLY_WHERE` keeps for other plans.
+def variant_code(module: str, plan: Mapping[str, str], backend: str = "ref") -> tuple[str, ...]:
+    """Return the closure without the files that only other plans run (:data:`ONLY_WHERE`, and that of kernels).
 
     Parameters
     ----------
     module : the stage.
     plan : ``dsv4.plan.flatten`` of the variant's plan; empty for the references.
+    backend : "kernel": the files of kernels too; references, floors and noise are always "ref".
     """
 
     def concerns(file: str) -> bool:
-        fields = ONLY_WHERE.get(file)
+        fields = (ONLY_WHERE | KERNEL_ONLY_WHERE).get(file)
         return fields is None or any(plan.get(field) in values for field, values in fields.items())
 
-    return tuple(file for file in closure(module) if concerns(file))
+    files = closure(module, without="" if backend == "kernel" else KERNELS)
+    return tuple(file for file in files if concerns(file))
 
 
 class _Needs:

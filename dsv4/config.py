@@ -17,6 +17,7 @@ import jsonschema
 import yaml
 from jsonschema.exceptions import best_match
 
+from dsv4.device import Backend, NoDeviceError, resolve
 from dsv4.ladder import Ladder, LadderError
 
 RULES = Path(__file__).resolve().parent.parent / "rules"
@@ -51,6 +52,7 @@ class Config:
     prefill_rows : prefill rows that are dumped, a prompt; the prompt's own ``rows`` come first.
     floor_draws : dithered draws of the noise floor.
     page_size : tokens a KV page.
+    backend : what variants run on: "ref", "kernel", or "auto": kernels where there is a GPU.
     tighten : limit name -> value.
     ladder : the rungs.
     build : the audited tree's own build, or None.
@@ -67,6 +69,7 @@ class Config:
     tighten: Mapping[str, float]
     ladder: Ladder
     build: ForeignBuild | None = None
+    backend: str = "auto"
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -147,6 +150,7 @@ def load(path: str | Path) -> Config:
         tighten=dict(content.get("tighten") or {}),
         ladder=ladder,
         build=_foreign_build(content.get("build")),
+        backend=content.get("backend", "auto"),
     )
 
 
@@ -236,8 +240,28 @@ def _hash_files(files: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) ->
 
 
 def run_id(config: Config) -> str:
-    """Name the run: model folder, checkpoint and prompt set; the folder under ``results/``."""
+    """Name the run: model folder, checkpoint, prompt set and the device of kernels; the folder under ``results/``.
+
+    Raises
+    ------
+    ConfigError
+        ``backend: kernel`` where no kernel can run.
+    """
     name = re.sub(r"[^\w.-]", "_", config.checkpoint.resolve().name)
     prompts = read_yaml(config.prompts, "prompts")
     prompt_set = hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()
-    return f"{name}-{checkpoint_sha256(config.checkpoint)[:8]}-{prompt_set[:8]}"
+    return f"{name}-{checkpoint_sha256(config.checkpoint)[:8]}-{prompt_set[:8]}{backend_of(config).suffix}"
+
+
+def backend_of(config: Config) -> Backend:
+    """What this configuration's variants run on, on this machine.
+
+    Raises
+    ------
+    ConfigError
+        ``backend: kernel`` where no kernel can run.
+    """
+    try:
+        return resolve(config.backend)
+    except NoDeviceError as error:
+        raise ConfigError(f"{config.path}: {error}") from error

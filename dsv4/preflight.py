@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from dsv4.config import Config, ConfigError, checkpoint_files
+from dsv4.backend.paths import NoKernelError, check_plan
+from dsv4.config import Config, ConfigError, backend_of, checkpoint_files
 from dsv4.prompts import encode_all
 
 NEEDED = 400 * 10**6  # bytes: dumps of one audit are 300 MB or less, then metrics and pages
@@ -27,8 +28,14 @@ def check(config: Config) -> dict[str, int]:
     Raises
     ------
     ConfigError
-        Names the file and what to do.
+        Names the file and what to do; or a rung that no kernel computes.
     """
+    if backend_of(config).kind == "kernel":
+        for rung in config.ladder.default():
+            try:
+                check_plan(rung.plan)
+            except NoKernelError as error:
+                raise ConfigError(f"{config.path}: ladder.{rung.id}: {error}") from error
     checkpoint_files(config.checkpoint)
     return {name: len(ids) for name, ids in encode_all(config).items()}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsv4 import code_inputs
-from dsv4.code_inputs import ONLY_WHERE, ROOT, closure, variant_code
+from dsv4.code_inputs import KERNEL_ONLY_WHERE, ONLY_WHERE, ROOT, closure, variant_code
 from dsv4.model import numerics
 from dsv4.model.random_model import random_weights, small_config
 from dsv4.model.transformer import Transformer
@@ -120,7 +120,18 @@ def test_a_file_of_some_plans_runs_in_these_and_in_no_other(monkeypatch, small_m
 
 
 def test_the_table_names_real_files_fields_and_values():
-    for file, fields in ONLY_WHERE.items():
+    for file, fields in (ONLY_WHERE | KERNEL_ONLY_WHERE).items():
         assert (ROOT / file).is_file(), file
         for field, values in fields.items():
             assert set(values) < set(choices()[field]), (file, field)
+
+
+def test_kernels_are_inputs_of_variants_on_kernels_alone():
+    on_refs = variant_code("dsv4.run.variant", {"q_format": "fp8"})
+    on_kernels = variant_code("dsv4.run.variant", {"q_format": "fp8"}, "kernel")
+    more = set(on_kernels) - set(on_refs)
+    assert "kernels/sparse_attn/ref.py" in on_refs
+    assert not [file for file in on_refs if file.endswith("kernel.py")]
+    assert {"dsv4/backend/stages.py", "kernels/linear/kernel.py", "kernels/sparse_attn/fp8_kernel.py"} <= more
+    assert "kernels/sparse_attn/bf16_kernel.py" not in more
+    assert "kernels/rmsnorm/kernel.py" not in variant_code("dsv4.run.reference", {})

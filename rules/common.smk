@@ -21,6 +21,7 @@ try:
     PROMPTS = list(preflight.check(CONFIG))
     tightened(CONFIG.tighten)
     RUN = configuration.run_id(CONFIG)
+    BACKEND = configuration.backend_of(CONFIG).kind
     RESULTS = f"results/{RUN}"
     MODEL_FILES = [str(path) for path in configuration.checkpoint_files(CONFIG.checkpoint)]
 except (configuration.ConfigError, LimitError) as error:

@@ -31,9 +31,9 @@ def plan(wildcards):
     return json.dumps(flatten(CONFIG.ladder[wildcards.variant].plan))
 
 
-def code(module):
-    """Input function: files that a stage runs, without those that only other plans use."""
-    return lambda wildcards: variant_code(module, flatten(CONFIG.ladder[wildcards.variant].plan))
+def code(module, backend="ref"):
+    """Input function: files that a stage runs, without those that only other plans or backends use."""
+    return lambda wildcards: variant_code(module, flatten(CONFIG.ladder[wildcards.variant].plan), backend)
 
 
 def of_kernels(module, part=None):

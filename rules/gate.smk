@@ -7,7 +7,7 @@ checkpoint gate:
     input:
         table="<results>/metrics/{variant}.parquet",
         parent=of_parent(f"{RESULTS}/metrics/{{variant}}.parquet"),
-        code=code("dsv4.judge.gate"),
+        code=code("dsv4.judge.gate", BACKEND),
     output:
         verdict="<results>/gates/{variant}.json",
     log:

@@ -8,7 +8,7 @@ rule variant:
         prompts=str(CONFIG.prompts),
         reference=expand("<results>/reference/{prompt}.h5", prompt=PROMPTS),
         parent=of_parent(f"{RESULTS}/variants/{{variant}}/{{prompt}}.h5"),
-        code=code("dsv4.run.variant"),
+        code=code("dsv4.run.variant", BACKEND),
     output:
         dumps=expand("<results>/variants/{variant}/{prompt}.h5", prompt=PROMPTS, allow_missing=True),
         sidecars=expand("<results>/variants/{variant}/{prompt}.h5.sha256", prompt=PROMPTS, allow_missing=True),

@@ -195,7 +195,9 @@ class KernelLayerStages(LayerStages):
     def mixed(self, site: str, env: Env, streams: Tensor, y: Tensor) -> Tensor:
         """Next streams (T, N, D), BF16 or FP32 by the plan's residual."""
         dtype = residual_dtype(self.numerics, self.layer)
-        return hc.expand(streams, y, env[f"{site}_post"], env[f"{site}_comb"], dtype=dtype)
+        new = hc.expand(streams, y, env[f"{site}_post"], env[f"{site}_comb"], dtype=dtype)
+        self.seen("streams", self.layer, new)
+        return new
 
 
 def residual_dtype(numerics: Numerics, layer: int) -> torch.dtype:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dsv4.floor import equations as eq
+from dsv4.floor.accumulation import FP32
 from dsv4.floor.layer import Env, LayerBase, Written, matrix
 from dsv4.floor.storage import store_index_key, store_kv
 from dsv4.model.cache import Batch
@@ -94,6 +95,8 @@ class CompressedStages(LayerBase):
         elif self.plan.index_score == "fp4":
             q = mxfp4.round(self._single(eq.walsh(q.double()), 7)).double()
         dots = torch.einsum("thd,cd->thc", q.double(), self.keys)
+        if self.plan.index_score == "fp8" and self.sums != FP32:
+            dots = self.dither(dots, self.config.index_head_dim, self.sums.fp8)
         scores = (torch.clamp(dots, min=0) * env["index_w"].double()[..., None]).sum(1)
         scores = self._single(scores, self.config.index_head_dim)
         visible = (batch.positions + 1) // 4

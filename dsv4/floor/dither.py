@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dsv4.floor.accumulation import FP32_UNIT
+
 
 class Dither:
     """Perturb FP64 values as one FP32 accumulation of some length would.
@@ -27,19 +29,21 @@ class Dither:
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._normals = normals
 
-    def __call__(self, x: Tensor, terms: int) -> Tensor:
+    def __call__(self, x: Tensor, terms: int, unit: float = FP32_UNIT) -> Tensor:
         """Return ``x`` as a sum of ``terms`` FP32 products would have it.
 
         Parameters
         ----------
         x : (..., D) FP64
         terms : int
-            Length of the accumulation behind each value; 1: a single FP32 rounding.
+            Length of the accumulation behind each value; 1: a single rounding.
+        unit : float
+            Largest relative error of one addition: see :mod:`dsv4.floor.accumulation`.
         """
         if self._generator is None or x.numel() == 0:
             return x
         spread = x.square().mean(-1, keepdim=True).sqrt() if terms > 1 else x.abs()
-        sigma = 2.0**-24 / math.sqrt(3) * math.sqrt(max(terms / 2, 1.0))
+        sigma = unit / math.sqrt(3) * math.sqrt(max(terms / 2, 1.0))
         noise = torch.randn(x.shape, generator=self._generator, dtype=self._normals).to(x.device)
         return torch.where(torch.isfinite(x), x + sigma * spread * noise, x)
 

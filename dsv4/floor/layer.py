@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dsv4.floor import equations as eq
+from dsv4.floor.accumulation import FP32, Accumulation
 from dsv4.floor.dither import Dither
 from dsv4.floor.storage import Stored, quantised_input, quantiser
 from dsv4.model.cache import Batch
@@ -35,6 +36,7 @@ class LayerBase:
     ----------
     layer, weights, config, plan : what is computed.
     dither : acts on every value before it is stored.
+    sums : how finely the backend under judgement keeps its sums.
     window : (T, K) FP32, the KV rows as read back.
     entries : (C, K) FP32, the compressed rows as read back.
     keys : (C, index_head_dim) FP64, the index keys in the scores' basis.
@@ -45,6 +47,7 @@ class LayerBase:
     config: ModelConfig
     plan: Plan
     dither: Dither
+    sums: Accumulation = FP32
     window: Tensor = field(default_factory=lambda: torch.empty(0))
     entries: Tensor = field(default_factory=lambda: torch.empty(0))
     keys: Tensor = field(default_factory=lambda: torch.empty(0))

@@ -1,5 +1,6 @@
 """The second opinion as a model that isolated mode can drive."""
 
+from dsv4.floor.accumulation import FP32, Accumulation
 from dsv4.floor.dither import Dither
 from dsv4.floor.stages import FloorHead, FloorLayer
 from dsv4.model.cache import SequenceCache
@@ -10,13 +11,20 @@ from dsv4.plan import Plan
 
 
 class FloorModel:
-    """Every stage in FP64 under ``plan``, dithered by ``seed`` (None: not at all)."""
+    """Every stage in FP64 under ``plan``, dithered by ``seed`` (None: not at all) as ``sums`` are kept."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, plan: Plan, seed: int | None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        plan: Plan,
+        seed: int | None,
+        sums: Accumulation = FP32,
+    ) -> None:
         dither = Dither(seed)
         self.config = config
         self.stages = [
-            FloorLayer(layer, layer_weights, config, plan, dither)
+            FloorLayer(layer, layer_weights, config, plan, dither, sums)
             for layer, layer_weights in enumerate(weights.layers)
         ]
         self.head = FloorHead(weights, config, plan, dither)

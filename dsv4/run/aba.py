@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from dsv4.dump import DumpReader
-from dsv4.model import numerics
 from dsv4.model.transformer import Layer
 from dsv4.plan import Plan
 from dsv4.run.console import main_guard
@@ -79,7 +78,7 @@ def _run(setup: Setup, reference: Reference, plan: Plan, layer: Layer, tap: str)
     config = setup.checkpoint.config
     kept = {key: (tap,) if key == layer else () for key in tap_names(config, "isolated")}
     trace = Trace(config, reference.rows, kept)
-    model = setup.model(numerics.of_plan(plan, config))
+    model = setup.variant_model(plan)
     run_isolated(model, reference, first_streams(setup, reference), trace.at)
     return trace.get(layer, tap)[1]
 

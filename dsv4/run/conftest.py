@@ -27,7 +27,12 @@ def nano_audit(tmp_path_factory) -> Setup:
     """Setup with a prompt of 45 and one of 200 tokens (over window and top-k), references written."""
     config = configuration.load(ROOT / "config.yaml")
     config = replace(
-        config, checkpoint=ROOT / config.checkpoint, decode_steps=5, prefill_rows=40, floor_draws=8
+        config,
+        checkpoint=ROOT / config.checkpoint,
+        decode_steps=5,
+        prefill_rows=40,
+        floor_draws=8,
+        backend="ref",
     )
     prompts = {
         "short": Prompt(id="short", kind="plain", text=TEXT[200:244]),

@@ -5,12 +5,14 @@ the other stages are drawn anew.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dsv4.dump import DumpReader, DumpWriter
+from dsv4.floor.accumulation import Accumulation, accumulation_of
 from dsv4.floor.dither import draw_seed
 from dsv4.floor.model import FloorModel
 from dsv4.ladder import Variant
@@ -85,16 +87,22 @@ def write_floor(setup: Setup, variant: Variant, prompt: str, stages: set[str] | 
     spread = _spread(emulation, draws, stages)
     if parent is not None:
         spread |= _inherit(setup, prompt, parent, emulation, stages)
-    with DumpWriter(path, setup.attrs(prompt, "floor", variant.id, variant.plan), parent=parent) as writer:
+    attrs = setup.attrs(prompt, "floor", variant.id, variant.plan) | {"sums": asdict(_sums(setup))}
+    with DumpWriter(path, attrs, parent=parent) as writer:
         write_trace(writer, "isolated", emulation, spread)
     return stages
+
+
+def _sums(setup: Setup) -> Accumulation:
+    """How the backend that the floor is for keeps its sums."""
+    return accumulation_of(setup.backend.kind, setup.backend.capability)
 
 
 def _emulate(
     setup: Setup, variant: Variant, reference: Reference, seed: int | None, stages: frozenset[str] | None
 ) -> Trace:
     config = setup.checkpoint.config
-    model = FloorModel(config, setup.checkpoint.weights, variant.plan, seed)
+    model = FloorModel(config, setup.checkpoint.weights, variant.plan, seed, _sums(setup))
     trace = Trace(config, reference.rows, tap_names(config, "isolated"))
     run_isolated(model, reference, first_streams(setup, reference), trace.at, stages)
     return trace

@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 
-from dsv4.config import Config, checkpoint_sha256, load
+from dsv4.backend.paths import emulated, label
+from dsv4.config import Config, backend_of, checkpoint_sha256, load
+from dsv4.device import Backend
 from dsv4.identity import git_state, versions
 from dsv4.model.checkpoint import Checkpoint
 from dsv4.model.checkpoint import load as load_checkpoint
-from dsv4.model.numerics import Numerics
+from dsv4.model.numerics import Numerics, of_plan
 from dsv4.model.transformer import Transformer
 from dsv4.plan import Plan, flatten
 from dsv4.prompts import Prompt, encode_all, load_prompts, token_sha256
+from dsv4.run.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,35 @@ class Setup:
     tokens: dict[str, list[int]]
     prompts: dict[str, Prompt]
 
+    @property
+    def backend(self) -> Backend:
+        """What variants run on."""
+        return backend_of(self.config)
+
+    def variant_model(self, plan: Plan, watch: Watch | None = None) -> Transformer:
+        """Return the checkpoint's model under a plan, on the backend of variants.
+
+        Parameters
+        ----------
+        plan : Plan
+        watch : what looks at values that no tap shows, or None.
+
+        Raises
+        ------
+        NoKernelError
+            The backend is kernels, and the plan, a size or a stored format has none.
+        """
+        config, page_size = self.checkpoint.config, self.config.page_size
+        if self.backend.kind == "ref":
+            num = of_plan(plan, config)
+            return self.model(watch.over(num) if watch else num)
+        from dsv4.backend.start import kernel_model
+
+        weights, device = self.checkpoint.weights, self.backend.device
+        return kernel_model(config, weights, plan, page_size=page_size, device=device, watch=watch)
+
     def model(self, numerics: Numerics) -> Transformer:
-        """Return the checkpoint's model under some numerics."""
+        """Return the checkpoint's model under some numerics, on refs: references, and what is compared with them."""
         weights = self.checkpoint.weights
         return Transformer(self.checkpoint.config, weights, numerics, page_size=self.config.page_size)
 
@@ -54,19 +84,37 @@ class Setup:
     def attrs(self, prompt: str, kind: str, variant: str, plan: Plan | None) -> dict[str, Any]:
         """All attributes of a dump."""
         commit, dirty = git_state()
-        return self.identity(prompt) | {
-            "kind": kind,
-            "variant": variant,
-            "plan": flatten(plan) if plan else {},
-            "prompt_id": prompt,
-            "compress_ratios": list(self.checkpoint.config.compress_ratios),
-            "n_rope": self.checkpoint.config.qk_rope_head_dim,
-            "commit": commit,
-            "dirty": dirty,
-            "device": f"cpu ({platform.processor() or platform.machine()})",
-            "versions": versions(),
-            "seed": self.config.seed,
-            "label": "emulated on cpu",
+        return (
+            self.identity(prompt)
+            | {
+                "kind": kind,
+                "variant": variant,
+                "plan": flatten(plan) if plan else {},
+                "prompt_id": prompt,
+                "compress_ratios": list(self.checkpoint.config.compress_ratios),
+                "n_rope": self.checkpoint.config.qk_rope_head_dim,
+                "commit": commit,
+                "dirty": dirty,
+                "device": f"cpu ({platform.processor() or platform.machine()})",
+                "versions": versions(),
+                "seed": self.config.seed,
+                "label": "emulated on cpu",
+                "backend": "ref",
+            }
+            | (self._of_kernels(plan) if kind == "variant" and plan is not None else {})
+        )
+
+    def _of_kernels(self, plan: Plan) -> dict[str, Any]:
+        """Attributes of a variant's dump that kernels write otherwise; none on refs."""
+        backend = self.backend
+        if backend.kind == "ref":
+            return {}
+        number = "sm_{}{}".format(*backend.capability) if backend.capability else "no GPU"
+        return {
+            "backend": "kernel",
+            "device": f"{backend.name} ({number})",
+            "label": label(plan, backend.name),
+            "emulated": {what: list(stages) for what, stages in emulated(plan).items()},
         }
 
 

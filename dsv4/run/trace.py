@@ -67,7 +67,8 @@ class Trace:
         return value
 
     def _keep(self, layer: Layer, tap: Tap, value: Any) -> None:
-        array = (value if isinstance(value, Tensor) else value.dequantised()).cpu().numpy()
+        tensor = (value if isinstance(value, Tensor) else value.dequantised()).cpu()
+        array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
         if tap.axis == "row":
             positions, judged = self.positions, self.rows.all
         else:

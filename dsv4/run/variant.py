@@ -1,24 +1,20 @@
 """One variant on every prompt: its taps with the reference's inputs, and running freely."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from dsv4.dump import DumpWriter
 from dsv4.ladder import Variant
-from dsv4.model import numerics
 from dsv4.model.cache import SequenceCache
 from dsv4.model.config import CSA_RATIO, ModelConfig
-from dsv4.model.numerics import Numerics
 from dsv4.model.transformer import Transformer
 from dsv4.run.console import main_guard
 from dsv4.run.modes import Wrap, run_both_modes, unwrapped
 from dsv4.run.setup import Setup, parse, prepare
 from dsv4.run.trace import write_trace
-from kernels.rounding import Round
+from dsv4.run.watch import Watch
 
 Install = Callable[[Transformer], Wrap]
 
@@ -42,7 +38,7 @@ def write_variant(setup: Setup, variant: Variant, install: Install | None = None
     """
     config = setup.checkpoint.config
     watch = Watch(config)
-    model = setup.model(watch.over(numerics.of_plan(variant.plan, config)))
+    model = setup.variant_model(variant.plan, watch)
     wrap = install(model) if install else unwrapped
     isolated, compounded, caches = run_both_modes(setup, model, wrap)
     folder = setup.results / "variants"
@@ -52,43 +48,10 @@ def write_variant(setup: Setup, variant: Variant, install: Install | None = None
         attrs["exercised"] = exercised(
             config, compounded[prompt].rows.all, caches[prompt], watch, len(caches)
         )
+        attrs["launches"] = dict(getattr(model, "launches", {}))  # of one decode step; refs launch nothing
         with DumpWriter(folder / variant.id / f"{prompt}.h5", attrs, parent=parent) as writer:
             write_trace(writer, "isolated", isolated[prompt])
             write_trace(writer, "compounded", compounded[prompt])
-
-
-class Watch:
-    """Count what a run reaches as values pass their rounding points; it changes none of them.
-
-    Attributes
-    ----------
-    hits, total : gate and up values beyond SwiGLU's clamp, and all of them: a clamp that is
-        never reached is not exercised.
-    peaks : largest magnitude of the streams, by layer.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.limit, self.hits, self.total = config.swiglu_limit, 0, 0
-        self.peaks = [0.0] * config.num_hidden_layers
-
-    def over(self, num: Numerics) -> Numerics:
-        """Return the same numerics, watched."""
-        store, residual = num.ffn.gate_up, num.residual
-
-        def gate_up(x: Tensor) -> Tensor:
-            self.hits += int((x.abs() > self.limit).sum())
-            self.total += x.numel()
-            return store(x)
-
-        def streams(layer: int) -> Round:
-            def point(x: Tensor) -> Tensor:
-                if x.numel():
-                    self.peaks[layer] = max(self.peaks[layer], float(x.abs().max()))
-                return residual(layer)(x)
-
-            return point
-
-        return replace(num, ffn=replace(num.ffn, gate_up=gate_up), residual=streams)
 
 
 def exercised(
