@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
+from kernels.index_topk.order_kernel import ordered
 
 
 class Tile(NamedTuple):
@@ -129,20 +130,26 @@ def paged_kernel(
     weight_ptr,
     limit_ptr,
     out_ptr,
+    best_ptr,
     N,
     C,
     page_stride,
     table_stride,
     out_stride,
+    runs,
     tiles,
     H: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
     FILL: tl.constexpr,
+    RUN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One query by some tiles of BLOCK_N keys, found through the page table."""
+    """One query by some tiles of BLOCK_N keys, found through the page table.
+
+    With RUN, ordered keys of each run's largest score too; runs that are hidden are left as they were.
+    """
     # queries of one sequence are the fast axis: they share its keys through the L2 cache
     sequence = tl.program_id(2).to(tl.int64)
     row = sequence * N + tl.program_id(0)
@@ -169,6 +176,10 @@ def paged_kernel(
         next_scale = _page_scales(scale_ptr, pages, ahead, page_stride, limit, D, PAGE)
         scores = weighted_relu(tl.dot(keys, tl.trans(q)), weights) * scale
         store_scores(out_ptr, entries, scores, limit, C, FILL)
+        if RUN:
+            best = tl.max(tl.reshape(ordered(scores, entries < limit), (BLOCK_N // RUN, RUN)), 1)
+            run = tile * (BLOCK_N // RUN) + tl.arange(0, BLOCK_N // RUN)
+            tl.store(best_ptr + row * runs + run, best.to(tl.int32, bitcast=True), run < runs)
         scale = next_scale
     if FILL:
         hidden = tl.full((BLOCK_N,), float("-inf"), tl.float32)
@@ -237,14 +248,16 @@ def builds(sizes: Sizes) -> list[Build]:
             "weight_ptr": "*fp32",
             "limit_ptr": "*i32",
             "out_ptr": "*fp32",
+            "best_ptr": "*i32",
             "N": "i32",
             "C": "i32",
             "page_stride": "i32",
             "table_stride": "i32",
             "out_stride": "i32",
+            "runs": "i32",
             "tiles": "i32",
         },
-        constants=constants | {"PAGE": 64, "BLOCK_N": DECODE.keys},
+        constants=constants | {"PAGE": 64, "RUN": 8, "BLOCK_N": DECODE.keys},
         aligned=(
             "q_ptr",
             "page_ptr",
@@ -253,9 +266,11 @@ def builds(sizes: Sizes) -> list[Build]:
             "weight_ptr",
             "limit_ptr",
             "out_ptr",
+            "best_ptr",
             "C",
             "page_stride",
             "out_stride",
+            "runs",
         ),
         options={"num_warps": DECODE.warps, "num_stages": DECODE.stages},
         native=("fp8",),

@@ -14,6 +14,7 @@ from kernels.index_logits import hopper_kernel as hopper
 
 Path = Literal["hopper", "portable"]
 HEAD_DIM = fp8.HEAD_DIM
+RUNS = (2, 4, 8, 16, 32, 64)
 
 
 def index_logits(
@@ -109,6 +110,8 @@ def paged_index_logits(
     page_size: int,
     fill: bool = True,
     out: Tensor | None = None,
+    best: Tensor | None = None,
+    run: int = 8,
 ) -> Tensor:
     """Compute :func:`kernels.index_logits.ref.index_logits` of a few queries a sequence over a paged key cache.
 
@@ -127,6 +130,11 @@ def paged_index_logits(
     page_size : int
     fill, out
         As :func:`index_logits`; out is (B, N, M * page_size), its rows ``out.stride(1)`` apart throughout.
+    best : (B * N, R) int32 or None
+        Filled with ordered keys of the largest visible score of each run of ``run`` entries, for
+        :func:`kernels.index_topk.kernel.index_topk`; runs without one are 0 or left as they were.
+    run : int
+        A power of two up to 64.
 
     Returns
     -------
@@ -149,6 +157,14 @@ def paged_index_logits(
     B, N, H = sizes["B"], sizes["N"], sizes["H"]
     fp8.check_pages("paged_index_logits", pages, page_size, HEAD_DIM + 4)
     width = sizes["M"] * page_size
+    if best is not None:
+        if run not in RUNS:
+            raise ValueError(f"paged_index_logits: run = {run} is not one of {RUNS}")
+        check(
+            "paged_index_logits",
+            dense=("best",),
+            best=(best, f"{B * N} {triton.cdiv(width, run)}", torch.int32),
+        )
     out = fp8.paged_out(out, B, N, width, q.device)
     if B and N and width:
         tiles = fp8.tiles_a_program(B * N, width)
@@ -160,16 +176,19 @@ def paged_index_logits(
             weights,
             limits,
             out,
+            limits if best is None else best,
             N,
             width,
             pages.stride(0),
             page_table.stride(0),
             out.stride(1),
+            0 if best is None else best.shape[1],
             tiles,
             H=H,
             D=HEAD_DIM,
             PAGE=page_size,
             FILL=fill,
+            RUN=0 if best is None else run,
             BLOCK_H=max(fp8.MIN_HEADS, triton.next_power_of_2(H)),
             BLOCK_N=fp8.DECODE.keys,
             num_warps=fp8.DECODE.warps,

@@ -8,6 +8,8 @@ import torch
 from kernels._check import assert_bitwise, draw
 from kernels.formats import e4m3, fp8_scaled
 from kernels.index_logits import fp8_kernel, hopper_kernel, kernel, ref
+from kernels.index_topk import kernel as topk
+from kernels.index_topk import ref as topk_ref
 
 D = kernel.HEAD_DIM
 POISON = 1e30
@@ -190,6 +192,44 @@ def test_paged_equals_prefill(page_size, fill, accelerator):
     padded = torch.nn.functional.pad(flat, (0, width - 200)).view(B, N, width)
     hidden = torch.arange(width) >= lengths[..., None]
     assert_bitwise(got, padded.masked_fill(hidden, -math.inf if fill else POISON))
+
+
+@pytest.mark.parametrize("run", [8, 32])
+def test_the_best_of_runs(run, accelerator):
+    """Of what is written: the choice that begins with them is the ref's, ties, NaN and limits included."""
+    B, N, H, k = 2, 2, 8, 20
+    q, keys, scale, weights = case(B * N, 700, H, seed=19)
+    keys[50:90], scale[50:90], scale[100] = keys[50], scale[50], math.nan
+    pages, ids = paged(keys, scale, 64, 16, accelerator)
+    limits = torch.tensor([[700, 699], [90, 0]], dtype=torch.int32, device=accelerator)
+    width = len(ids) * 64
+    best = torch.full((B * N, width // run), -1, dtype=torch.int32, device=accelerator)
+    table, w = ids.repeat(B, 1).to(accelerator), weights.view(B, N, H).to(accelerator)
+    call = {"page_size": 64, "fill": False}
+    scores = kernel.paged_index_logits(
+        fp8(q.view(B, N, H, D), accelerator), pages, table, w, limits, best=best, run=run, **call
+    )
+    flat, seen = scores.view(B * N, width), limits.flatten()
+    there = torch.arange(width, device=accelerator) < seen[:, None]
+    keyed = ordered(flat.masked_fill(~there, -math.inf).cpu())
+    keyed = keyed.masked_fill(~there.cpu(), 0).view(B * N, -1, run).amax(-1)
+    visible = there.view(B * N, -1, run).any(-1).cpu()
+    assert_bitwise(best.cpu()[visible].long() & 0xFFFFFFFF, keyed[visible])
+    assert set(best.cpu()[~visible].unique().tolist()) <= {-1, 0}
+    if run == topk.run_of(width, k):
+        got = topk.index_topk(flat, seen, k, best=best)
+        assert_bitwise(got.cpu(), topk_ref.index_topk(flat.cpu(), seen.cpu().long(), k).int())
+    with pytest.raises(ValueError, match="run = 6"):
+        kernel.paged_index_logits(
+            fp8(q.view(B, N, H, D), accelerator), pages, table, w, limits, best=best, run=6, **call
+        )
+
+
+def ordered(x):
+    """Integers in the order of FP32 scores, int64: -0 as 0, NaN over all."""
+    bits = (x + 0.0).view(torch.int32)
+    keys = (bits ^ ((bits >> 31) | -(2**31))).long() & 0xFFFFFFFF
+    return keys.masked_fill(x.isnan(), 0xFFFFFFFF)
 
 
 def test_a_program_walks_many_tiles(accelerator, monkeypatch):

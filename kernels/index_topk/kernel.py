@@ -1,80 +1,134 @@
 """Causal top-k, Triton. The contract is kernels/index_topk/ref.py; indices are int32, and k is at most 16384.
 
 Scores become unsigned integers that order alike. The k largest of a block of them, and their places in ascending
-order of index, come from :func:`_choose`: an interval of integers is halved, counting what lies above its middle,
-until exactly k do, which takes about 14 counts on scores that differ, and 32 at most whatever the scores are.
+order of index, come from :func:`_choose`, which narrows an interval of integers, counting what lies above a point
+inside, until exactly k do. The point is interpolated from the counts at both ends, and every third is the middle, so
+that 6 counts or so suffice on scores that differ, and about 100 whatever the scores are.
 
-A program owns a segment of a row. It first chooses the k best runs of 8 entries by their largest, ties to the
-smaller run: each run left out is beaten by one entry in each of k others, so the k best entries are in the chosen
-runs, and only those are looked at again. Rows of several segments take a second launch over the segments' choices.
+A program does not look at all entries of a row that often. It first chooses runs of neighbouring entries by their
+largest, ties to the smaller run: each run left out is beaten by one entry in each of k others, so the k best entries
+are in the chosen runs, and only those are looked at again. A few runs more than k do no harm, and are found in fewer
+counts. The runs' largest come from the kernel that wrote the scores, or from a launch of their own over as many
+programs as there are blocks, at the memory's speed. Rows over LONGEST entries, and choices of more than MOST, are cut
+into segments that each keep k entries with their keys; further launches choose among those.
+
 Programs write to places of their own and never wait for each other: no atomics, no locks, and the number of launches
-depends on shapes alone.
+depends on shapes alone. A launch may begin before the one before it ends (programmatic dependent launch), but reads
+and writes nothing until that has ended.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
+from kernels.index_topk.order_kernel import ordered
 
-SEGMENT = 32768  # entries of one program: 64 a thread, in registers
-RUN = 8  # near the square root of SEGMENT / k: as many runs to look at first as entries of runs afterwards
+LONGEST = 2**18  # entries of a row that one program chooses from
+MOST = 1024  # entries that it chooses
+SEGMENT = 2**15  # entries of one program of several
+RUN = 8  # entries of a run
+MOST_RUNS = 8192  # of a row; longer rows have longer runs
 MIN_RUNS = 2  # times k; with fewer runs, choosing among them first saves nothing
+FEW_AGAIN = 8192  # entries looked at again if more runs than k are chosen
 MIN_BLOCK = 128
 MAX_K = SEGMENT // 2  # so that every further launch has at most half as many candidates
+WARPS = 8  # of a program that chooses from runs, at least
+STREAM = 4096  # entries whose runs' largest one program finds
+INTERPOLATE = tl.constexpr(3)  # one in so many points is the middle instead
+
+
+@triton.jit
+def _await(PDL: tl.constexpr):
+    """All earlier launches have ended, and what they wrote is there; the next may be set up."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
 def _keys(ptr, present, MERGE: tl.constexpr):
-    """Scores as uint32 in the same order: 0 where absent, -0 as 0, NaN over infinity (as torch sorts).
-
-    With MERGE they are such keys already.
-    """
+    """Scores as ordered keys, 0 where absent. With MERGE they are such keys already."""
     if MERGE:
         return tl.load(ptr, present, other=0).to(tl.uint32, bitcast=True)
-    score = tl.load(ptr, present, other=0.0)
-    bits = (score + 0.0).to(tl.int32, bitcast=True)  # -0 + 0 is 0
-    key = (bits ^ ((bits >> 31) | -0x80000000)).to(tl.uint32, bitcast=True)
-    key = tl.where(score == score, key, 0xFFFFFFFF)
-    return tl.where(present, key, 0).to(tl.uint32)
+    return ordered(tl.load(ptr, present, other=0.0), present)
 
 
 @triton.jit
-def _cut(keys, k):
-    """Interval [low, top] and a count: the k largest are the keys over top and the first so many in the interval.
+def _cut(keys, k, most):
+    """Interval [low, top] and a count: chosen are the keys over top and the first so many in the interval.
 
-    All keys in the interval are equal unless that count is 0. Keys of 0 are absent; with at most k present, top is 0.
-    Last comes how many are chosen.
+    These are the k largest, or up to ``most`` if so many keys were met that are larger than all others. All keys in
+    the interval are equal unless that count is 0. Keys of 0 are absent; with at most k present all are chosen. Last
+    comes how many are chosen.
     """
     present = tl.sum((keys != 0).to(tl.int32))
     largest = tl.max(keys)
-    low = tl.min(tl.where(keys != 0, keys, largest)).to(tl.int64)
-    few = present <= k
-    high = tl.where(few, 1, largest.to(tl.int64) + 1)
-    above = tl.where(few, k, 0)  # keys that are at least high
-    while (high - low > 1) & (above != k):
-        middle = (low + high) >> 1
-        many = tl.sum((keys >= middle.to(tl.uint32)).to(tl.int32))
-        fits = many <= k
+    smallest = tl.min(tl.where(keys != 0, keys, largest)).to(tl.int64)
+    done = present <= most
+    low = tl.where(done, 0, smallest)
+    high = tl.where(done, 1, largest.to(tl.int64) + 1)
+    below = present  # keys that are at least low: over most
+    above = tl.where(done, present, 0)  # keys that are at least high: under k until done
+    turn = 0
+    while (high - low > 1) & (not done):
+        share = (below.to(tl.float32) - (k + most) * 0.5) / (below - above).to(tl.float32)
+        step = tl.where(turn % INTERPOLATE == INTERPOLATE - 1, 0.5, share) * (high - low).to(tl.float32)
+        point = tl.minimum(tl.maximum(low + step.to(tl.int64), low + 1), high - 1)
+        many = tl.sum((keys >= point.to(tl.uint32)).to(tl.int32))
+        fits = many <= most
+        done = fits & (many >= k)
         above = tl.where(fits, many, above)
-        high = tl.where(fits, middle, high)
-        low = tl.where(fits, low, middle)
-    return low.to(tl.uint32), (high - 1).to(tl.uint32), k - above, tl.minimum(present, k)
+        high = tl.where(fits, point, high)
+        below = tl.where(fits, below, many)
+        low = tl.where(fits, low, point)
+        turn += 1
+    ties_wanted = tl.where(done, 0, k - above)
+    return low.to(tl.uint32), (high - 1).to(tl.uint32), ties_wanted, above + ties_wanted
 
 
 @triton.jit
-def _choose(keys, k):
-    """Which of the keys (any count up to 2^15, uint32) are the k largest, ties to the first; their places; how many."""
-    low, top, ties_wanted, found = _cut(keys, k)
+def _choose(keys, k, most):
+    """Choose k of the keys (any count up to 2^15, uint32), or up to ``most``, ties to the first.
+
+    Gives which, their places in order, how many, and the smallest chosen key or one below it.
+    """
+    low, top, ties_wanted, found = _cut(keys, k, most)
     over = keys > top
-    tie = (keys >= low) & (keys <= top)
+    tie = (keys >= low) & (keys <= top) & (ties_wanted > 0)
     # both running counts in one scan, 16 bits each
     upto = tl.cumsum(over.to(tl.uint32) | (tie.to(tl.uint32) << 16), 0)
     ties = (upto >> 16).to(tl.int32)
     chosen = over | (tie & (ties <= ties_wanted))
-    return chosen, (upto & 0xFFFF).to(tl.int32) + tl.minimum(ties, ties_wanted) - 1, found
+    least = tl.where(ties_wanted > 0, low, top + 1)
+    return chosen, (upto & 0xFFFF).to(tl.int32) + tl.minimum(ties, ties_wanted) - 1, found, least
+
+
+@triton.jit
+def _maxima_kernel(
+    score_ptr,
+    visible_ptr,
+    best_ptr,
+    C,
+    stride,
+    runs,
+    BLOCK: tl.constexpr,
+    RUN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The largest key of each run of a block of a row, 0 if none is visible."""
+    row = tl.program_id(0).to(tl.int64)
+    run = tl.program_id(1) * (BLOCK // RUN) + tl.arange(0, BLOCK // RUN)
+    at = run[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    _await(PDL)
+    limit = tl.minimum(tl.load(visible_ptr + row), C)
+    best = tl.max(_keys(score_ptr + row * stride + at, at < limit, False), 1)
+    tl.store(best_ptr + row * runs + run, best.to(tl.int32, bitcast=True), run < runs)
 
 
 @triton.jit
@@ -82,46 +136,64 @@ def _select_kernel(
     value_ptr,
     index_ptr,
     visible_ptr,
+    best_ptr,
+    run_ptr,
     out_ptr,
     out_key_ptr,
     C,
     value_stride,
+    best_stride,
     out_stride,
     k,
+    most,
     MERGE: tl.constexpr,
+    BEST: tl.constexpr,
     KEEP_KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     RUN: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    MOST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One segment of one row: FP32 scores, or with MERGE candidates (keys and their indices) of an earlier launch."""
+    """One segment of one row: FP32 scores, or with MERGE candidates (keys and their indices) of an earlier launch.
+
+    With BEST its runs' largest are there already. At most ``most`` runs are chosen, and MOST have room.
+    """
     row = tl.program_id(0).to(tl.int64)  # row * value_stride outgrows int32
     segment = tl.program_id(1)
     first = segment * BLOCK
+    value_ptr += row * value_stride
+    out_ptr += row * out_stride + segment * k
+    run_ptr += (row * tl.num_programs(1) + segment) * MOST
+    rank = tl.arange(0, BLOCK_K)
+    _await(PDL)
     limit = C
     if not MERGE:
         limit = tl.minimum(tl.load(visible_ptr + row).to(tl.int32), C)
-    value_ptr += row * value_stride
-    out_ptr += row * out_stride + segment * k
-    rank = tl.arange(0, BLOCK_K)
 
     if RUN == 1:
         entries = first + tl.arange(0, BLOCK)
-        present = entries < limit
+        keys = _keys(value_ptr + entries, entries < limit, MERGE)
     else:
         runs, inside = tl.arange(0, BLOCK // RUN), tl.arange(0, RUN)
-        at = first + runs[:, None] * RUN + inside[None, :]
-        best = tl.max(_keys(value_ptr + at, at < limit, MERGE), 1)
-        chosen, place, found = _choose(best, k)
-        tl.store(out_ptr + place, runs, chosen)  # out holds the runs between two barriers
+        if BEST:
+            best = tl.load(best_ptr + row * best_stride + runs, runs * RUN < limit, other=0)
+            best = best.to(tl.uint32, bitcast=True)
+        else:
+            at = first + runs[:, None] * RUN + inside[None, :]
+            best = tl.max(_keys(value_ptr + at, at < limit, MERGE), 1)
+        chosen, place, found, least = _choose(best, k, most)
+        tl.store(run_ptr + place, runs, chosen)
         tl.debug_barrier()
-        run = tl.load(out_ptr + rank, rank < found, other=0)
-        tl.debug_barrier()
+        slot = tl.arange(0, MOST)
+        run = tl.load(run_ptr + slot, slot < found, other=0)
         at = first + run[:, None] * RUN + inside[None, :]
-        entries = tl.reshape(at, (BLOCK_K * RUN,))
-        present = tl.reshape((at < limit) & (rank < found)[:, None], (BLOCK_K * RUN,))
-    keys = _keys(value_ptr + entries, present, MERGE)
-    chosen, place, found = _choose(keys, k)
+        entries = tl.reshape(at, (MOST * RUN,))
+        present = tl.reshape((at < limit) & (slot < found)[:, None], (MOST * RUN,))
+        keys = _keys(value_ptr + entries, present, MERGE)
+        # k entries at least are no smaller than the smallest of k runs' largest: fewer counts from there
+        keys = tl.where(keys >= least, keys, 0).to(tl.uint32)
+    chosen, place, found, _ = _choose(keys, k, k)
     index = entries
     if MERGE:
         index = tl.load(index_ptr + row * value_stride + entries, chosen, other=0)
@@ -134,7 +206,9 @@ def _select_kernel(
         tl.store(out_key_ptr + rank, tl.zeros((BLOCK_K,), tl.int32), empty)
 
 
-def index_topk(scores: Tensor, visible: Tensor, k: int, *, out: Tensor | None = None) -> Tensor:
+def index_topk(
+    scores: Tensor, visible: Tensor, k: int, *, best: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """Compute :func:`kernels.index_topk.ref.index_topk` on the GPU.
 
     Parameters
@@ -144,6 +218,10 @@ def index_topk(scores: Tensor, visible: Tensor, k: int, *, out: Tensor | None = 
     visible : (T,) int32
     k : int
         1 to 16384.
+    best : (T, R) int32 or None
+        The ordered keys (:func:`kernels.index_topk.order_kernel.ordered`) of the largest visible entries of each run of
+        ``run_of(C, k)``, which is then over 1, and R the number of runs: written with the scores by
+        :func:`kernels.index_logits.kernel.paged_index_logits`. None: a launch finds them.
     out : (T, k) int32 or None
         Dense. None: a new tensor.
 
@@ -159,94 +237,181 @@ def index_topk(scores: Tensor, visible: Tensor, k: int, *, out: Tensor | None = 
     """
     if not 1 <= k <= MAX_K:
         raise ValueError(f"index_topk: k = {k} is not in 1 to {MAX_K}")
-    T, C = check(
+    C = scores.shape[-1]
+    T = check(
         "index_topk",
-        dense=("visible", "out"),
+        dense=("visible", "best", "out"),
         scores=(scores, "T C", torch.float32),
         visible=(visible, "T", torch.int32),
+        best=(best, f"T {runs_of(C, k)}", torch.int32),
         out=(out, f"T {k}", torch.int32),
-    ).values()
+    )["T"]
+    if best is not None and not alone(C, k):
+        raise ValueError(f"index_topk: best is given, but the choice of {k} of {C} does not begin with runs")
     out = torch.empty(T, k, dtype=torch.int32, device=scores.device) if out is None else out
     if T == 0:
         return out
-    value, index, stride, count = scores, visible, scores.stride(0), C
+    if best is None and alone(C, k):
+        best = _best(scores, visible, k)
+    value, index, count = scores, visible, C
     while True:
-        block = block_of(count)
-        segments = max(triton.cdiv(count, block), 1)
-        last = segments == 1
+        segments = max(triton.cdiv(count, block_of(count, k)), 1)
         shape = (T, segments * k)
-        to = out if last else torch.empty(shape, dtype=torch.int32, device=scores.device)
-        to_key = out if last else torch.empty(shape, dtype=torch.int32, device=scores.device)
-        _select_kernel[(T, segments)](
-            value,
-            index,
-            visible,
-            to,
-            to_key,
-            count,
-            stride,
-            segments * k,
-            k,
-            MERGE=value is not scores,
-            KEEP_KEYS=not last,
-            BLOCK=block,
-            RUN=run_of(block, k),
-            BLOCK_K=triton.next_power_of_2(k),
-            num_warps=warps_of(block, run_of(block, k)),
-        )
-        if last:
+        to = out if segments == 1 else torch.empty(shape, dtype=torch.int32, device=scores.device)
+        to_key = out if segments == 1 else torch.empty(shape, dtype=torch.int32, device=scores.device)
+        _select(value, index, visible, best, to, to_key, k, segments, merge=value is not scores)
+        if segments == 1:
             return out
-        value, index, stride, count = to_key, to, segments * k, segments * k
+        value, index, count = to_key, to, segments * k
 
 
-def block_of(count: int) -> int:
+def _best(scores: Tensor, visible: Tensor, k: int) -> Tensor:
+    """Launch what finds each run's largest."""
+    (T, C), run = scores.shape, run_of(scores.shape[1], k)
+    runs = runs_of(C, k)
+    best = torch.empty(T, runs, dtype=torch.int32, device=scores.device)
+    grid = (T, triton.cdiv(C, STREAM))
+    early = _early(scores.device)
+    _maxima_kernel[grid](
+        scores, visible, best, C, scores.stride(0), runs, BLOCK=STREAM, RUN=run, num_warps=4, **early
+    )
+    return best
+
+
+def _select(
+    value: Tensor,
+    index: Tensor,
+    visible: Tensor,
+    best: Tensor | None,
+    to: Tensor,
+    to_key: Tensor,
+    k: int,
+    segments: int,
+    *,
+    merge: bool,
+) -> None:
+    """Launch one choice over all rows and segments."""
+    T, count = value.shape
+    block = block_of(count, k)
+    run = run_of(count, k)
+    room, most = room_of(run, k)
+    runs = torch.empty(T * segments * (room if run > 1 else 0), dtype=torch.int32, device=value.device)
+    _select_kernel[(T, segments)](
+        value,
+        index,
+        visible,
+        visible if best is None else best,
+        runs if run > 1 else visible,
+        to,
+        to_key,
+        count,
+        value.stride(0),
+        0 if best is None else best.shape[1],
+        segments * k,
+        k,
+        most,
+        MERGE=merge,
+        BEST=best is not None,
+        KEEP_KEYS=segments > 1,
+        BLOCK=block,
+        RUN=run,
+        BLOCK_K=triton.next_power_of_2(k),
+        MOST=room,
+        num_warps=warps_of(block, run, k, best=best is not None),
+        **_early(value.device),
+    )
+
+
+def _early(device: torch.device) -> dict[str, Any]:
+    """Options of a launch that may begin early: from Hopper on."""
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"PDL": able, "launch_pdl": True} if able else {"PDL": False}
+
+
+def block_of(count: int, k: int) -> int:
     """Entries a program owns in a row of ``count``: a power of two."""
-    return max(MIN_BLOCK, min(SEGMENT, triton.next_power_of_2(max(count, 1))))
+    most = LONGEST if k <= MOST and count <= LONGEST else SEGMENT
+    return max(MIN_BLOCK, min(most, triton.next_power_of_2(max(count, 1))))
 
 
-def run_of(block: int, k: int) -> int:
+def run_of(count: int, k: int) -> int:
     """Entries that are first looked at as one."""
-    return RUN if block // RUN >= MIN_RUNS * k else 1
+    block = block_of(count, k)
+    run = max(RUN, block // MOST_RUNS)
+    return run if block // run >= MIN_RUNS * k else 1
 
 
-def warps_of(block: int, run: int) -> int:
-    """Warps of a program: 64 entries a thread at most, or 32 that are all looked at; 4 warps at least."""
-    return max(4, min(16, block // (1024 if run == 1 else 2048)))
+def runs_of(count: int, k: int) -> int:
+    """Runs of a row of ``count``."""
+    return triton.cdiv(count, run_of(count, k))
+
+
+def room_of(run: int, k: int) -> tuple[int, int]:
+    """Places for chosen runs, a power of two; and how many may be chosen."""
+    room = triton.next_power_of_2(k)
+    return (2 * room, 2 * room) if 2 * room * run <= FEW_AGAIN else (room, k)
+
+
+def warps_of(block: int, run: int, k: int, *, best: bool) -> int:
+    """Warps of a program: so many that 64 entries a thread at most are in registers, or 32 where there are no runs."""
+    if run == 1:
+        return max(4, min(16, block // 1024))
+    return max(WARPS, min(16, max(room_of(run, k)[0] * run, 0 if best else block) // 2048))
+
+
+def alone(count: int, k: int) -> bool:
+    """Whether one program chooses from runs that a launch before it has looked through."""
+    return block_of(count, k) >= count and run_of(count, k) > 1 and k <= MOST and count <= LONGEST
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """Scores of one segment, of several, and their candidates."""
-    signature = {
-        "value_ptr": "*fp32",
-        "index_ptr": "*i32",
-        "visible_ptr": "*i32",
-        "out_ptr": "*i32",
-        "out_key_ptr": "*i32",
-        "C": "i32",
-        "value_stride": "i32",
-        "out_stride": "i32",
-        "k": "i32",
-    }
+    """The runs' largest; the choice from them; segments of a long row, and their candidates."""
+    signature = {name: "*i32" for name in ("index_ptr", "visible_ptr", "best_ptr", "run_ptr", "out_ptr")}
+    signature |= {"value_ptr": "*fp32", "out_key_ptr": "*i32"}
+    signature |= {name: "i32" for name in ("C", "value_stride", "best_stride", "out_stride", "k", "most")}
     k = sizes.index_topk
-    variants = {
-        "one_segment": (SEGMENT, False, False),
-        "segments": (SEGMENT, False, True),
-        "candidates": (8 * k, True, False),
-    }
-    return [
+    made = [
         Build(
-            name=f"index_topk/{name}/{sizes.name}",
-            kernel=_select_kernel,
-            signature=signature | {"value_ptr": "*i32" if merge else "*fp32"},
-            constants={
-                "MERGE": merge,
-                "KEEP_KEYS": keep,
-                "BLOCK": block,
-                "RUN": run_of(block, k),
-                "BLOCK_K": triton.next_power_of_2(k),
+            name=f"index_topk/maxima/{sizes.name}",
+            kernel=_maxima_kernel,
+            signature={
+                "score_ptr": "*fp32",
+                "visible_ptr": "*i32",
+                "best_ptr": "*i32",
+                "C": "i32",
+                "stride": "i32",
+                "runs": "i32",
             },
-            aligned=tuple(signature),
-            options={"num_warps": warps_of(block, run_of(block, k))},
+            constants={"BLOCK": STREAM, "RUN": RUN, "PDL": True},
+            aligned=("score_ptr", "visible_ptr", "best_ptr", "C", "stride", "runs"),
+            options={"num_warps": 4},
         )
-        for name, (block, merge, keep) in variants.items()
     ]
+    variants = {
+        "row": (SEGMENT, False, True, False),
+        "long_row": (LONGEST, False, True, False),
+        "segments": (SEGMENT, False, False, True),
+        "candidates": (8 * k, True, False, False),
+    }
+    for name, (block, merge, best, keep) in variants.items():
+        run = run_of(block, k)
+        made.append(
+            Build(
+                name=f"index_topk/{name}/{sizes.name}",
+                kernel=_select_kernel,
+                signature=signature | {"value_ptr": "*i32" if merge else "*fp32"},
+                constants={
+                    "MERGE": merge,
+                    "BEST": best,
+                    "KEEP_KEYS": keep,
+                    "BLOCK": block,
+                    "RUN": run,
+                    "BLOCK_K": triton.next_power_of_2(k),
+                    "MOST": room_of(run, k)[0],
+                    "PDL": True,
+                },
+                aligned=tuple(signature),
+                options={"num_warps": warps_of(block, run, k, best=best)},
+            )
+        )
+    return made
