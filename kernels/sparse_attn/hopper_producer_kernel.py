@@ -1,0 +1,92 @@
+"""Producer group of the Hopper attention kernel: gathers keys and scales; see hopper_kernel.py for what orders it."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+)
+
+from kernels.sparse_attn.hopper_layouts_kernel import (
+    MASKED,
+    NOPE_WORDS,
+    WORDS,
+    copy_layout,
+    half_copy_layout,
+    line_layout,
+)
+
+
+@gluon.jit
+def _row_words(slot, page_units, PAGE: gl.constexpr):
+    """BF16-sized words from the first page to a slot's data, int64; anything for -1, whose copies are masked."""
+    # units of 16 bytes: whatever the stride, the compiler sees that a copy of 16 bytes is aligned
+    return (slot // PAGE).to(gl.int64) * page_units * 8 + (slot % PAGE) * WORDS
+
+
+@gluon.jit
+def producer_group(
+    data_ptr,
+    scale_ptr,
+    idx_ptr,
+    num_keys,
+    page_units,
+    steps,
+    keys,
+    factors,
+    dot_scales,
+    value_scales,
+    bars,
+    STAGES: gl.constexpr,
+    PAGE: gl.constexpr,
+    SEVEN: gl.constexpr,
+):
+    """Gather the split's keys and scales, ``STAGES`` tiles ahead of whoever reads them."""
+    full, empty, _p_full, _p_empty, _sums_full, _done = bars
+    wide: gl.constexpr = copy_layout()
+    half: gl.constexpr = half_copy_layout()
+    line: gl.constexpr = line_layout()
+    key = gl.arange(0, 64, gl.SliceLayout(1, wide))
+    key_half = gl.arange(0, 64, gl.SliceLayout(1, half))
+    key_line = gl.arange(0, 64, line)
+    word = gl.arange(0, 64, gl.SliceLayout(0, wide))[None, :]
+    word_half = gl.arange(0, 32, gl.SliceLayout(0, half))[None, :] + 192
+    slot = gl.load(idx_ptr + key, mask=key < num_keys, other=-1)
+    slot_half = gl.load(idx_ptr + key_half, mask=key_half < num_keys, other=-1)
+    slot_line = gl.load(idx_ptr + key_line, mask=key_line < num_keys, other=-1)
+    stage = 0
+    phase = 1
+    for step in range(steps):
+        rows = data_ptr + _row_words(slot, page_units, PAGE)[:, None] + word
+        rows_half = data_ptr + _row_words(slot_half, page_units, PAGE)[:, None] + word_half
+        held = (slot >= 0)[:, None]
+        held_half = (slot_half >= 0)[:, None]
+        held_line = slot_line >= 0
+        if SEVEN:  # eight bytes a token, in flight while the stage empties and the keys' copies are issued
+            after = (slot_line // PAGE).to(gl.int64) * page_units * 2 + PAGE * 72 + slot_line % PAGE
+            bytes8 = gl.load(scale_ptr + after, mask=held_line, other=0)
+        mbarrier.wait(empty.index(stage), phase)
+        async_copy.async_copy_global_to_shared(keys[3].index(stage), rows + NOPE_WORDS, held)
+        for tile in gl.static_range(3):
+            async_copy.async_copy_global_to_shared(keys[tile].index(stage), rows + tile * 64, held)
+        async_copy.async_copy_global_to_shared(keys[4].index(stage), rows_half, held_half)
+        if not SEVEN:
+            async_copy.async_copy_global_to_shared(factors.index(stage), scale_ptr + slot_line, held_line)
+        async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
+        if SEVEN:
+            factors.index(stage).store(gl.where(held_line, 0.0, MASKED))
+            for group in gl.static_range(7):
+                byte = ((bytes8 >> (8 * group)) & 0xFF).to(gl.int32)
+                bits = gl.where(byte == 255, 0x7FC00000, gl.maximum(byte << 23, 0x400000))
+                dot_scales[group].index(stage).store(bits.to(gl.float32, bitcast=True))
+                high = gl.where(byte == 255, 0x7FC0, gl.minimum(byte + 60, 254) << 7)
+                value_scales[group].index(stage).store(high.to(gl.int16))
+            mbarrier.arrive(full.index(stage))
+        ahead = gl.minimum(step + 1, steps - 1) * 64
+        slot = gl.load(idx_ptr + ahead + key, mask=ahead + key < num_keys, other=-1)
+        slot_half = gl.load(idx_ptr + ahead + key_half, mask=ahead + key_half < num_keys, other=-1)
+        slot_line = gl.load(idx_ptr + ahead + key_line, mask=ahead + key_line < num_keys, other=-1)
+        stage = stage + 1
+        if stage == STAGES:
+            stage = 0
+            phase = phase ^ 1
