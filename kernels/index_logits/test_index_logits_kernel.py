@@ -7,7 +7,7 @@ import torch
 
 from kernels._check import assert_bitwise, draw
 from kernels.formats import e4m3, fp8_scaled
-from kernels.index_logits import fp8_kernel, hopper_kernel, kernel, ref
+from kernels.index_logits import fp8_kernel, hopper_kernel, hopper_paged_kernel, kernel, ref
 from kernels.index_topk import kernel as topk
 from kernels.index_topk import ref as topk_ref
 
@@ -192,6 +192,43 @@ def test_paged_equals_prefill(page_size, fill, accelerator):
     padded = torch.nn.functional.pad(flat, (0, width - 200)).view(B, N, width)
     hidden = torch.arange(width) >= lengths[..., None]
     assert_bitwise(got, padded.masked_fill(hidden, -math.inf if fill else POISON))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Gluon has no interpreter")
+@pytest.mark.parametrize(("B", "N", "page_size"), [(1, 1, 64), (3, 2, 64), (130, 1, 128), (300, 1, 64)])
+@pytest.mark.parametrize("run", [None, 8])
+def test_the_hopper_paged_kernel_equals_the_portable_and_itself(B, N, page_size, run):
+    C = 1000 if B < 10 else 200
+    q, k, scale, weights = case(B * N, C, 64, seed=B)
+    pages, ids = paged(k, scale, page_size, 40, "cuda")
+    width = len(ids) * page_size
+    limits = ((torch.arange(B * N, dtype=torch.int32) * 37 + C) % (width + 40)).view(B, N)
+    args = fp8(q.view(B, N, 64, D), "cuda"), pages, ids.repeat(B, 1).cuda(), weights.view(B, N, 64).cuda()
+    call = {"page_size": page_size, "fill": False, "run": run or 8}
+    reason = hopper_paged_kernel.why_not(args[0], page_size, fill=False)
+    if reason:
+        pytest.skip(reason)
+    outs, bests = [], []
+    for path in ("portable", "hopper", "hopper", "hopper"):
+        outs.append(torch.full((B, N, width), POISON, device="cuda"))
+        bests.append(
+            torch.full((B * N, -(-width // 8)), -1, dtype=torch.int32, device="cuda") if run else None
+        )
+        kernel.paged_index_logits(*args, limits.cuda(), **call, out=outs[-1], best=bests[-1], path=path)
+    seen = torch.arange(width) < limits[..., None]
+    for out, best in zip(outs[2:], bests[2:], strict=True):
+        assert_bitwise(out.cpu(), outs[1].cpu())
+        if run:
+            assert_bitwise(best.cpu(), bests[1].cpu())
+    assert bool((outs[1].cpu()[~seen] == POISON).all())
+    slack = torch.nn.functional.pad(bound(q, k, scale, weights, "cuda"), (0, width - C)).view(B, N, width)
+    known = seen & (torch.arange(width) < C)
+    assert_close(outs[1].cpu()[known], outs[0].cpu()[known], slack[known])
+    if run:
+        keys = ordered(outs[1].cpu().masked_fill(~seen, -math.inf)).masked_fill(~seen, 0).view(B * N, -1, 8)
+        visible = seen.view(B * N, -1, 8).any(-1)
+        assert_bitwise(bests[1].cpu()[visible].long() & 0xFFFFFFFF, keys.amax(-1)[visible])
 
 
 @pytest.mark.parametrize("run", [8, 32])
