@@ -12,11 +12,13 @@ from dsv4.backend.model import KernelTransformer
 from dsv4.backend.paths import NoKernelError, emulated, label
 from dsv4.backend.values import Fused, on_cpu
 from dsv4.judge.claims_by_field import claimed
+from dsv4.judge.kernel_launches import words, wrong
+from dsv4.judge.launches import Sizes
 from dsv4.model import numerics
 from dsv4.model.random_model import random_weights, small_config
 from dsv4.model.stages import embed
 from dsv4.model.transformer import Transformer
-from dsv4.plan import difference, unflatten
+from dsv4.plan import difference, flatten, unflatten
 from dsv4.run.isolated import run_isolated
 from dsv4.taps import BY_NAME
 from kernels.rounding import exact
@@ -102,6 +104,18 @@ def compare(small, plan, device, stages=None):
     return ours
 
 
+def one_layer(plan, device):
+    """A CSA layer alone."""
+    config = small_config(**SIZES | {"compress_ratios": [4], "num_hidden_layers": 1, "num_hash_layers": 0})
+    return KernelTransformer(config, random_weights(config, 1), plan, page_size=PAGE, device=device)
+
+
+def assert_launches(model):
+    """All rows of a batch in one launch a layer, as often as the judge expects of the plan."""
+    sizes = Sizes(**{name: getattr(model.config, name) for name in Sizes.__annotations__})
+    assert [words(*found) for found in wrong(flatten(model.plan), sizes, model.launches)] == []
+
+
 def forward(model, chunks, probe=None, caches=None):
     """Logits of each sequence after its chunks, one call a chunk; and the caches."""
     caches = caches or [model.new_cache() for _ in chunks[0]]
@@ -150,16 +164,22 @@ def test_what_is_fused_has_the_bits_of_the_unfused_kernels(small, accelerator):
 
 def test_a_sequence_sees_neither_its_batch_nor_its_chunks(small, accelerator):
     """Up to 16 rows a row's sums are in one order, whatever stands beside it."""
-    config = small_config(**SIZES | {"compress_ratios": [4], "num_hidden_layers": 1, "num_hash_layers": 0})
-    model = KernelTransformer(config, random_weights(config, 1), TOP.plan, page_size=PAGE, device=accelerator)
+    model = one_layer(TOP.plan, accelerator)
     long, short, more = TOKENS[:5], TOKENS[4:6], TOKENS[9:10]
     both, caches = forward(model, [[long, short], [more, more]])
-    assert model.launches["sparse_attn.attend_fp8_kernel"] == len(model.stages)  # all rows of a layer in one
+    assert_launches(model)
     for row, chunks in ((0, [[long], [more]]), (1, [[short], [more]]), (0, [[long[:2]], [long[2:]], [more]])):
         alone, _ = forward(model, chunks)
         torch.testing.assert_close(both[row : row + 1], alone, rtol=0, atol=0)
     first, second = caches[0].layers[0].window.table
     assert first < 0 <= second  # six rows: the last three are on the second page of four
+
+
+@pytest.mark.parametrize("rung", ["B0_unfused", "B2_fp4"])
+def test_the_plans_kernels_are_seen_to_run(accelerator, rung):
+    model = one_layer(LADDER[rung].plan, accelerator)
+    forward(model, [[TOKENS[:4]], [TOKENS[4:5]]])
+    assert_launches(model)
 
 
 def test_a_changed_value_reaches_every_reader(small, accelerator):

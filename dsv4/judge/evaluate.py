@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dsv4.judge import kernel_launches
 from dsv4.judge.claims_by_field import claimed, stage_order
+from dsv4.judge.launches import Sizes
 from dsv4.judge.limits import Limit
 from dsv4.judge.measure import Notes
 from dsv4.judge.quantisation import POINTS
 from dsv4.taps import BY_NAME, MODEL
 
 WORST = ("max_abs", "rel_l2_worst", "margin_flipped")  # the largest of a layer counts
-KINDS = ("missing", "nonfinite", "invalid", "scale", "fidelity", "rounding", "blast", "limit")
+KINDS = ("missing", "nonfinite", "invalid", "scale", "fidelity", "rounding", "blast", "limit", "path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,16 @@ def layer_value(rows: pd.DataFrame, metric: str) -> pd.Series:
     total = pd.Series(weight * value**power).groupby(rows["layer"].to_numpy()).sum()
     mean = total / pd.Series(weight).groupby(rows["layer"].to_numpy()).sum()
     return (mean - 1).abs() if metric == "gain_error" else mean ** (1 / power)
+
+
+def other_path(plan: Mapping[str, str], sizes: Sizes, notes: Notes) -> list[Finding]:
+    """Kernels that did not run as often as the plan asks, in a dump that says it ran on kernels."""
+    if notes.labels.get("backend") != "kernel":
+        return []
+    return [
+        Finding(kind="path", mode="compounded", layer=-1, tap=one.tap, text=kernel_launches.words(one, seen))
+        for one, seen in kernel_launches.wrong(plan, sizes, notes.launches)
+    ]
 
 
 def findings(

@@ -16,7 +16,7 @@ from rich.console import Console
 from dsv4.config import Config, ConfigError, load, model_config
 from dsv4.judge import summary
 from dsv4.judge.claims_by_field import SILENT, claimed
-from dsv4.judge.evaluate import Finding, findings, select
+from dsv4.judge.evaluate import Finding, findings, other_path, select
 from dsv4.judge.launches import Sizes
 from dsv4.judge.limits import Limit, LimitError, tightened
 from dsv4.judge.measure import Notes, arguments, read
@@ -92,7 +92,8 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
         }
     plan = flatten(variant.plan)
     applied = [limit for limit in limits if limit.applies(plan)]
-    found = findings(frame, notes, applied, plan, variant.change)
+    sizes = Sizes.of(model_config(config.checkpoint))
+    found = findings(frame, notes, applied, plan, variant.change) + other_path(plan, sizes, notes)
     silent = _fallback(variant, frame)
     unexercised = summary.own_path(variant.change, notes)
     verdict = header(variant) | describe(config, variant, frame, notes, applied)
@@ -185,6 +186,7 @@ def describe(
         "not_exercised": summary.not_exercised(frame, notes),
         "e2e": summary.end_to_end(frame, notes),
         "cost": summary.cost(flatten(variant.plan), parent, Sizes.of(model_config(config.checkpoint)), notes),
+        "kernel_launches": notes.launches or None,
         "confirmed": None,
         "limits": [_limit(limit) for limit in limits],
     }

@@ -34,7 +34,7 @@ from dsv4.taps import MODEL, MODES, PHASES, TAPS, layer_taps
 BASELINE = "B0"  # the plan's baseline: attn_out of every rung above it is compared with it by name
 METADATA = b"dsv4"
 DRAWS = ("draw_distance", "draw_worst", "draw_changed")
-LABELS = ("label", "device", "commit", "dirty", "seed", "checkpoint", "versions")
+LABELS = ("label", "device", "backend", "emulated", "commit", "dirty", "seed", "checkpoint", "versions")
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Notes:
     positions : by prompt, the last token position measured.
     decode : by prompt, the position of the first decode step.
     labels : identity of the code and machine that ran.
+    launches : of kernels in one decode step, ``op.function`` -> how many; empty on refs.
     points : what happened at the quantisation points, see :meth:`dsv4.judge.quantisation.Points.lines`.
     floor, parent : whether those dumps were there.
     """
@@ -63,6 +64,7 @@ class Notes:
     positions: dict[str, int] = field(default_factory=dict)
     decode: dict[str, int] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
+    launches: dict[str, int] = field(default_factory=dict)
     points: list[dict[str, Any]] = field(default_factory=list)
     floor: bool = False
     parent: bool = False
@@ -159,6 +161,7 @@ class Measurer:
         notes = self.notes
         notes.exercised[prompt] = test.attrs.get("exercised", {})
         notes.declared = sorted(set(notes.declared) | set(test.attrs.get("declared_missing", [])))
+        notes.launches = dict(test.attrs.get("launches", {}))
         notes.labels = {name: test.attrs[name] for name in LABELS if name in test.attrs}
         ends = [int(rows[-1]) for mode in MODES for phase in PHASES if len(rows := test.rows(mode, phase))]
         notes.positions[prompt] = max(ends, default=-1)
