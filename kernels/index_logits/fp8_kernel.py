@@ -28,8 +28,10 @@ class Tile(NamedTuple):
 # One warpgroup a program and four programs a multiprocessor: one program's epilogue hides another's products.
 PREFILL = Tile(keys=128, warps=4, stages=3)
 ROWS = 64  # of prefill's programs
-DECODE = Tile(keys=128, warps=4, stages=4)
-PLACES = 396  # of decode's programs on an H200: shared memory holds 3 a multiprocessor
+DECODE = Tile(keys=64, warps=4, stages=4)
+# of decode's programs on an H200, 4 a multiprocessor. With tiles of 128 keys, 3 programs and one a row, 256 rows took
+# 7 to 9% longer: two programs a multiprocessor are too few to hide one's products behind another's copies (2026-11-30)
+PLACES = 528
 MIN_HEADS = 16  # narrowest second operand of a product
 HEAD_DIM = 128
 FILL = float("-inf")
@@ -209,9 +211,9 @@ def paged_out(out: Tensor | None, B: int, N: int, width: int, device: torch.devi
     return out
 
 
-def tiles_a_program(rows: int, width: int) -> int:
-    """Tiles of keys that one program walks: as many programs as fit at once, so that none waits for a place."""
-    return triton.cdiv(triton.cdiv(width, DECODE.keys), max(1, PLACES // rows))
+def tiles_a_program(rows: int, width: int, keys: int) -> int:
+    """Tiles of so many keys that one program walks: as many programs as fit at once, so that none waits for a place."""
+    return triton.cdiv(triton.cdiv(width, keys), max(1, PLACES // rows))
 
 
 def builds(sizes: Sizes) -> list[Build]:

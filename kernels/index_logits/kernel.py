@@ -200,7 +200,7 @@ def _launch_paged(
 ) -> None:
     """Launch the portable kernel on pages seen as float8_e4m3fn and as FP32."""
     (B, N, H, _), width = q.shape, out.shape[-1]
-    tiles = fp8.tiles_a_program(B * N, width)
+    tiles = fp8.tiles_a_program(B * N, width, fp8.DECODE.keys)
     fp8.paged_kernel[(N, triton.cdiv(width, tiles * fp8.DECODE.keys), B)](
         q,
         *pages,
@@ -294,7 +294,7 @@ def paged_index_logits_fp4(
     out = fp8.paged_out(out, B, N, width, q.device)
     if not (B and N and width):
         return out
-    tiles = fp8.tiles_a_program(B * N, width)
+    tiles = fp8.tiles_a_program(B * N, width, fp4.TILE.keys)
     grid = (N, triton.cdiv(width, tiles * fp4.TILE.keys), B)
     rest = (page_table, weights, limits, out, N, width, pages.stride(0), page_table.stride(0), out.stride(1))
     tile = {"D": HEAD_DIM, "PAGE": page_size, "FILL": fill, "BLOCK_N": fp4.TILE.keys}

@@ -275,15 +275,16 @@ def test_a_program_walks_many_tiles(accelerator, monkeypatch):
     args = (fp8(q[None], accelerator), pages, ids[None].to(accelerator), weights[None].to(accelerator))
     limits = torch.tensor([[650]], dtype=torch.int32, device=accelerator)
     one = kernel.paged_index_logits(*args, limits, page_size=64)
-    monkeypatch.setattr(fp8_kernel, "tiles_a_program", lambda rows, width: 4)
+    monkeypatch.setattr(fp8_kernel, "tiles_a_program", lambda rows, width, keys: 4)
     assert_bitwise(kernel.paged_index_logits(*args, limits, page_size=64).cpu(), one.cpu())
 
 
 def test_tiles_a_program():
-    assert fp8_kernel.tiles_a_program(1, 32768) == 1
-    assert fp8_kernel.tiles_a_program(64, 32768) == 43  # six programs a row: 384 of 396 places
-    assert fp8_kernel.tiles_a_program(256, 32768) == fp8_kernel.tiles_a_program(1000, 32768) == 256
-    assert fp8_kernel.tiles_a_program(1, 1) == 1
+    assert fp8_kernel.tiles_a_program(1, 32768, 64) == 1
+    assert fp8_kernel.tiles_a_program(64, 32768, 64) == 64  # eight programs a row: 512 of 528 places
+    assert fp8_kernel.tiles_a_program(256, 32768, 64) == 256
+    assert fp8_kernel.tiles_a_program(1000, 32768, 64) == 512
+    assert fp8_kernel.tiles_a_program(1, 1, 64) == 1
 
 
 @pytest.mark.parametrize(
