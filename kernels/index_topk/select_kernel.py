@@ -35,27 +35,28 @@ def _cut(keys, k, most):
     """
     present = tl.sum((keys != 0).to(tl.int32))
     largest = tl.max(keys)
-    smallest = tl.min(tl.where(keys != 0, keys, largest)).to(tl.int64)
     done = present <= most
-    low = tl.where(done, 0, smallest)
-    high = tl.where(done, 1, largest.to(tl.int64) + 1)
+    low = tl.where(done, 0, tl.min(tl.where(keys != 0, keys, largest))).to(tl.uint32)
+    top = tl.where(done, 0, largest).to(tl.uint32)
     below = present  # keys that are at least low: over most
-    above = tl.where(done, present, 0)  # keys that are at least high: under k until done
+    above = tl.where(done, present, 0)  # keys over top: under k until done
     turn = 0
-    while (high - low > 1) & (not done):
+    while (top > low) & (not done):
         share = (below.to(tl.float32) - (k + most) * 0.5) / (below - above).to(tl.float32)
-        step = tl.where(turn % INTERPOLATE == INTERPOLATE - 1, 0.5, share) * (high - low).to(tl.float32)
-        point = tl.minimum(tl.maximum(low + step.to(tl.int64), low + 1), high - 1)
-        many = tl.sum((keys >= point.to(tl.uint32)).to(tl.int32))
+        share = tl.where(turn % INTERPOLATE == INTERPOLATE - 1, 0.5, share)
+        span = top - low
+        step = tl.minimum((span.to(tl.float32) * share).to(tl.uint32), span)
+        point = low + tl.maximum(step, 1).to(tl.uint32)
+        many = tl.sum((keys >= point).to(tl.int32))
         fits = many <= most
         done = fits & (many >= k)
         above = tl.where(fits, many, above)
-        high = tl.where(fits, point, high)
+        top = tl.where(fits, point - 1, top).to(tl.uint32)
         below = tl.where(fits, below, many)
-        low = tl.where(fits, low, point)
+        low = tl.where(fits, low, point).to(tl.uint32)
         turn += 1
     ties_wanted = tl.where(done, 0, k - above)
-    return low.to(tl.uint32), (high - 1).to(tl.uint32), ties_wanted, above + ties_wanted
+    return low, top, ties_wanted, above + ties_wanted
 
 
 @triton.jit
