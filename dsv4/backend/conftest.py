@@ -41,11 +41,17 @@ def pytest_collection_modifyitems(items):
 class InMemory:
     """A ``trained`` reference as :class:`dsv4.run.isolated.Reference` gives it, without a dump."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        tokens: torch.Tensor = TOKENS,
+        rows: Rows = ROWS,
+    ) -> None:
         model = Transformer(config, weights, numerics.trained(config), page_size=PAGE)
-        self.tokens, self.rows = TOKENS, ROWS
+        self.tokens, self.rows = tokens, rows
         self.taps: dict[Any, Any] = {}
-        model.forward([model.new_cache()], [TOKENS], self._keep)
+        model.forward([model.new_cache()], [tokens], self._keep)
 
     def _keep(self, layer: Any, name: str, value: Any) -> Any:
         self.taps[layer, name] = value

@@ -3,27 +3,32 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from dsv4 import config as configuration
-from dsv4.backend.conftest import PAGE, SIZES, TOKENS
+from dsv4.backend.conftest import PAGE, SIZES, TOKENS, InMemory
 from dsv4.backend.model import KernelTransformer
 from dsv4.backend.paths import NoKernelError, emulated, label
 from dsv4.backend.values import Fused, on_cpu
+from dsv4.floor.accumulation import FP32_UNIT, HOPPER, HOPPER_FP8_UNIT
 from dsv4.judge.claims_by_field import claimed
 from dsv4.judge.kernel_launches import words, wrong
 from dsv4.judge.launches import Sizes
 from dsv4.model import numerics
+from dsv4.model.checkpoint import load
 from dsv4.model.random_model import random_weights, small_config
 from dsv4.model.stages import embed
 from dsv4.model.transformer import Transformer
 from dsv4.plan import difference, flatten, unflatten
 from dsv4.run.isolated import run_isolated
+from dsv4.run.rows import Rows
 from dsv4.taps import BY_NAME
 from kernels.rounding import exact
 
-LADDER = configuration.load(Path(__file__).parents[2] / "config.yaml").ladder
+ROOT = Path(__file__).parents[2]
+LADDER = configuration.load(ROOT / "config.yaml").ladder
 BOTTOM = next(iter(LADDER))
 TOP = LADDER["B4_head"]
 RUNGS = [rung for rung in LADDER if rung.parent]
@@ -41,6 +46,7 @@ STORED = {
 UNROUNDED = {"attn_pre", "attn_post", "attn_comb", "moe_pre", "moe_post", "moe_comb", "comp", "index_k"}
 UNROUNDED |= {"router_scores", "expert_weights", "logits", "lse", "index_scores"}
 IDS = {"topk", "expert_ids"}
+FP8_SUMS = {"lse", "attn_out", "index_scores"}
 CODED = {"attn_proj", "routed", "shared"}  # NVFP4 codes on the way, made from sums
 
 
@@ -67,40 +73,50 @@ def isolated(small, model, stages=None):
     return found
 
 
-def assert_close(name, ours, wanted):
+def assert_close(name, ours, wanted, unit=2.0**-24):
     """How far FP32 sums in another order may put a tap.
 
     FP32 results: sums of up to 256 products, 2^-24 each, and Sinkhorn's: 2^-17 of the row's largest. BF16 stores: a
     value next to a rounding boundary lands on its other side, one step (2^-7) away, two where two stores follow each
     other; a handful of elements. An NVFP4 code on the way flips likewise and moves a whole row by a part of its size.
+    Where the products are FP8 and their sums are kept in ``unit`` = 2^-13: sixteen of these, for 32 steps of a sum,
+    and in attention's result what a logit's error does to p.
     """
     assert ours.shape == wanted.shape, name
     if name in STORED or BY_NAME[name].kind == "bytes":
         assert torch.equal(ours, wanted), name
         return
     if name in IDS:
-        assert torch.equal(ours.long(), wanted.long()), name
+        assert float((ours.long() != wanted.long()).any(-1).float().mean()) <= 0.01, name
         return
     finite = wanted.isfinite()
     assert torch.equal(ours.isfinite(), finite), name
     off = torch.where(finite, (ours - wanted).abs(), 0.0)
-    largest = torch.where(finite, wanted.abs(), 0.0).flatten(1).amax(1).view(-1, *[1] * (wanted.ndim - 1))
-    if name in UNROUNDED:
+    size = torch.where(finite, wanted.abs(), 0.0)
+    largest = size.flatten(1).amax(1).view(-1, *[1] * (wanted.ndim - 1))
+    if unit > 2.0**-24 and name in FP8_SUMS:
+        assert bool((off <= 16 * unit * largest.clamp_min(1.0)).all()), name
+    elif name in UNROUNDED:
         assert bool((off <= 2.0**-17 * largest).all()), (name, float((off / largest).max()))
     elif name in CODED:
-        assert float(off.norm()) <= 0.05 * float(wanted[finite].norm()), name
+        assert float(off.norm()) <= 0.05 * float(size.norm()), name
     else:
-        assert bool((off <= 2 * 2.0**-7 * wanted.abs() + 2.0**-20 * largest).all()), name
         assert float((off > 2.0**-17 * largest).float().mean()) <= 0.01, name
+        assert bool((off <= 2 * 2.0**-7 * largest).all()), (
+            name
+        )  # RoPE may leave a small value of two large ones
 
 
 def compare(small, plan, device, stages=None):
     config, weights, _ = small
     refs = Transformer(config, weights, numerics.of_plan(plan, config), page_size=PAGE)
     ours = isolated(small, kernels(small, plan, device), stages)
-    for (layer, name), value in isolated(small, refs).items():
+    narrow = plan.q_format != "bf16" or plan.index_score == "fp8"
+    hopper = device == "cuda" and torch.cuda.get_device_capability() == HOPPER
+    unit = HOPPER_FP8_UNIT if narrow and hopper else FP32_UNIT
+    for (layer, name), value in isolated(small, refs, stages).items():
         if (layer, name) in ours:
-            assert_close(name, ours[layer, name], value)
+            assert_close(name, ours[layer, name], value, unit)
     return ours
 
 
@@ -137,6 +153,26 @@ def test_the_stages_that_a_rung_changes_equal_the_refs(small, accelerator, rung)
         small, rung.plan, accelerator, stages | {counting[stage] for stage in stages & counting.keys()}
     )
     assert stages <= {BY_NAME[name].stage for _, name in taps}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", [rung for rung in LADDER if rung.spine], ids=lambda rung: rung.id)
+def test_nano_equals_the_refs_on_a_gpu(nano, rung):
+    compare(nano, rung.plan, "cuda")
+
+
+@pytest.fixture(scope="module")
+def nano():
+    """The trained checkpoint with a text that passes its window, its top-k and an HCA window; 40 judged rows."""
+    checkpoint = load(ROOT / "data" / "nano")
+    text = (ROOT / "data" / "nano" / "heldout.txt").read_bytes()[:300]
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    rows = Rows(prompt=290, prefill=np.arange(0, 290, 9), decode=np.arange(290, 300))
+    return (
+        checkpoint.config,
+        checkpoint.weights,
+        InMemory(checkpoint.config, checkpoint.weights, tokens, rows),
+    )
 
 
 def test_what_is_fused_has_the_bits_of_the_unfused_kernels(small, accelerator):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsv4.floor import equations as eq
-from dsv4.floor.accumulation import FP32_UNIT
+from dsv4.floor.accumulation import FP32
 from dsv4.floor.layer import Env, LayerBase, Written, matrix
 from dsv4.floor.storage import store_kv
 from dsv4.model.cache import Batch
@@ -114,8 +114,9 @@ class AttentionStages(LayerBase):
         if plan.rope_format == "fp8":
             q_rope, k_rope = fp8_block.round(q_rope, 64), fp8_block.round(k_rope, 64)
         logits = q_nope.double() @ keys[..., :n].double().mT + q_rope.double() @ k_rope.double().mT
-        unit = FP32_UNIT if plan.q_format == "bf16" else self.sums.fp8
-        logits = self.dither(logits * q.shape[-1] ** -0.5, q.shape[-1], unit).float().double()
+        sums = FP32 if plan.q_format == "bf16" else self.sums
+        logits = logits * q.shape[-1] ** -0.5
+        logits = self.dither(logits, q.shape[-1] // sums.products, sums.fp8).float().double()
         # in base 2 and whole, as running maxima are kept: another one changes p by a power of two alone
         top = torch.ceil(logits.amax(-1, keepdim=True) * math.log2(math.e)) / math.log2(math.e)
         p = self._single(torch.exp(logits - top))

@@ -96,7 +96,7 @@ class CompressedStages(LayerBase):
             q = mxfp4.round(self._single(eq.walsh(q.double()), 7)).double()
         dots = torch.einsum("thd,cd->thc", q.double(), self.keys)
         if self.plan.index_score == "fp8" and self.sums != FP32:
-            dots = self.dither(dots, self.config.index_head_dim, self.sums.fp8)
+            dots = self.dither(dots, self.config.index_head_dim // self.sums.products, self.sums.fp8)
         scores = (torch.clamp(dots, min=0) * env["index_w"].double()[..., None]).sum(1)
         scores = self._single(scores, self.config.index_head_dim)
         visible = (batch.positions + 1) // 4

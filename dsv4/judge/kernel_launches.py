@@ -35,9 +35,11 @@ Q_BF16, Q_FP8 = (
 )
 KV_FUSED = "kv_norm_rope_store._kv_norm_rope_store_kernel"
 KV_STORE = "kv_store._kv_store_kernel"
+BF16_ATTENTION = ("sparse_attn.attend_bf16_kernel", "sparse_attn.attend_gathered_hopper_kernel")
 FP8_ATTENTION = ("sparse_attn.attend_fp8_kernel", "sparse_attn.attend_hopper_kernel")
 FP8_SCORES = ("index_logits.paged_kernel",)
 FP4_SCORES = ("index_logits.folded_kernel", "index_logits.native_kernel")
+EXPERTS = ("grouped_ffn._grouped_product", "grouped_ffn._grouped_hopper_kernel")
 PROJECTIONS = 2  # NVFP4 inputs of a layer that no norm makes: o_a's and o_b's
 
 
@@ -65,12 +67,12 @@ def expected(plan: Mapping[str, str], sizes: Sizes) -> Iterator[Expected]:
     yield of("kv_store", stores, KV_STORE, more=0 if emulated else compressed)  # windows that the step closes
     gathered = plan["kv_read"] == "gather_bf16" and not emulated
     yield of("attn_out", layers * gathered, "gather_dequantise._gather_kernel")
-    yield of("attn_out", layers * (not narrow and not emulated), "sparse_attn.attend_bf16_kernel")
+    yield of("attn_out", layers * (not narrow and not emulated), *BF16_ATTENTION)
     yield of("attn_out", layers * narrow, *FP8_ATTENTION)
     yield of("index_q", csa * (plan["index_score"] != "einsum_fp32"), "index_query._query_kernel")
     yield of("index_scores", csa * (plan["index_score"] == "fp8"), *FP8_SCORES)
     yield of("index_scores", csa * (plan["index_score"] == "fp4"), *FP4_SCORES)
-    yield of("routed", 2 * layers, "grouped_ffn._grouped_product")
+    yield of("routed", 2 * layers, *EXPERTS)
 
 
 def wrong(

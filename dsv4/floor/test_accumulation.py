@@ -1,0 +1,46 @@
+"""The unit of Hopper's FP8 sums, against a simulation of how they are cut."""
+
+import pytest
+import torch
+
+from dsv4.floor.accumulation import FP32, HOPPER_FP8_UNIT, accumulation_of
+from dsv4.floor.dither import Dither
+from kernels.formats import e4m3
+
+BITS = 14  # kept of the largest addend
+STEP = 32  # products a step
+
+
+def cut(x, exponent):
+    """Towards zero, to 14 bits of the largest."""
+    unit = torch.ldexp(torch.ones_like(x), exponent - BITS)
+    return torch.trunc(x / unit) * unit
+
+
+def hopper_sum(products):
+    """Sums [T] of products [T, K]: steps of 32, each addend and the running sum under the largest exponent."""
+    total = torch.zeros(len(products), 1, dtype=torch.float64)
+    for part in products.split(STEP, dim=1):
+        addends = torch.cat((total, part), dim=1)
+        exponent = torch.frexp(addends.abs().amax(1, keepdim=True)).exponent
+        total = cut(addends, exponent).sum(1, keepdim=True)
+    return total.squeeze(1)
+
+
+@pytest.mark.parametrize("terms", [64, 192, 448])
+def test_a_draw_is_as_far_as_a_simulated_sum(terms):
+    generator = torch.Generator().manual_seed(terms)
+    a, b = (
+        e4m3.decode(e4m3.encode(100 * torch.randn(4096, terms, generator=generator))).double() for _ in "ab"
+    )
+    exact = (a * b).sum(1)
+    simulated = (hopper_sum(a * b) - exact).square().mean().sqrt()
+    sums = accumulation_of("kernel", (9, 0))
+    drawn = (Dither(1)(exact[None], terms // sums.products, sums.fp8)[0] - exact).square().mean().sqrt()
+    assert 1 / 1.5 < float(drawn / simulated) < 1.5
+
+
+def test_only_kernels_on_hopper_keep_fewer_bits():
+    assert accumulation_of("kernel", (9, 0)).fp8 == HOPPER_FP8_UNIT
+    for kind, capability in (("ref", None), ("kernel", (10, 0)), ("kernel", None), ("ref", (9, 0))):
+        assert accumulation_of(kind, capability) == FP32
