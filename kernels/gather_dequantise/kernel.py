@@ -13,7 +13,7 @@ from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
 from kernels.formats.kv_record import ROPE
 from kernels.overlap import OVERLAPPED, follow, overlap
-from kernels.sparse_attn.keys_kernel import check_keys, key_slots, widened
+from kernels.sparse_attn.keys_kernel import check_keys, data_offset, key_slots, widened_nope
 
 KEYS = 32  # a program: 16 KB of codes in flight with 4 warps
 
@@ -38,10 +38,19 @@ def _gather_kernel(
     row = tl.program_id(0).to(tl.int64)  # row * num_keys * K outgrows int32
     key = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     slot = key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride, PAGE)
-    values = widened(pages_ptr, rope_ptr, slot, page_stride, PAGE, NOPE, True, True)
     width: tl.constexpr = NOPE + 64
-    at = (row * num_keys + key)[:, None] * width + tl.arange(0, width)[None, :]
-    tl.store(out_ptr + at, values, mask=(key < num_keys)[:, None])
+    at = out_ptr + (row * num_keys + key) * width
+    here = key < num_keys
+    # rope apart: joined with the codes, 16 to a thread, its 8 values a thread would go through shared memory
+    group = tl.arange(0, NOPE // 64 + 1)[None, :, None]
+    column = tl.arange(0, 64)
+    values = widened_nope(pages_ptr, slot, page_stride, PAGE, NOPE, True)
+    nope_at = at[:, None, None] + group * 64 + column[None, None, :]
+    tl.store(nope_at, values, mask=here[:, None, None] & (group < NOPE // 64))
+    start = data_offset(slot, page_stride, PAGE, NOPE + 128)
+    rope_at = rope_ptr + ((start + NOPE) // 2)[:, None] + column[None, :]
+    rope = tl.load(rope_at, mask=(slot >= 0)[:, None], other=0.0)
+    tl.store(at[:, None] + NOPE + column[None, :], rope, mask=here[:, None])
 
 
 def gather_dequantise(

@@ -47,6 +47,23 @@ def scale_offset(slot, page_stride, PAGE: tl.constexpr, DATA: tl.constexpr):
 
 
 @triton.jit
+def widened_nope(pages_ptr, slot, page_stride, PAGE: tl.constexpr, NOPE: tl.constexpr, SCALED: tl.constexpr):
+    """Nope values [BLOCK_S, NOPE / 64 + 1, 64] BF16 of :func:`widened`; the last group is zeros."""
+    groups: tl.constexpr = NOPE // GROUP
+    data: tl.constexpr = NOPE + 2 * GROUP
+    group = tl.arange(0, groups + 1)[None, :, None]
+    column = tl.arange(0, GROUP)[None, None, :]
+    read = (slot >= 0)[:, None, None] & (group < groups)
+    start = data_offset(slot, page_stride, PAGE, data)[:, None, None]
+    codes = tl.load(pages_ptr + start + group * GROUP + column, mask=read, other=0)
+    values = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    if SCALED:
+        scales = scale_offset(slot, page_stride, PAGE, data)[:, None, None] + group
+        values = values * ue8m0_value(tl.load(pages_ptr + scales, mask=read, other=0))
+    return values.to(tl.bfloat16)
+
+
+@triton.jit
 def widened(
     pages_ptr,
     rope_ptr,
@@ -65,18 +82,11 @@ def widened(
     """
     rows: tl.constexpr = slot.shape[0]
     groups: tl.constexpr = NOPE // GROUP
-    data: tl.constexpr = NOPE + 2 * GROUP
     held = (slot >= 0)[:, None, None]
     group = tl.arange(0, groups + 1)[None, :, None]
     column = tl.arange(0, GROUP)[None, None, :]
-    start = data_offset(slot, page_stride, PAGE, data)[:, None, None]
-    codes = tl.load(pages_ptr + start + group * GROUP + column, mask=held & (group < groups), other=0)
-    values = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    if SCALED:
-        scales = scale_offset(slot, page_stride, PAGE, data)[:, None, None] + group
-        byte = tl.load(pages_ptr + scales, mask=held & (group < groups), other=0)
-        values = values * ue8m0_value(byte)
-    values = values.to(tl.bfloat16)
+    values = widened_nope(pages_ptr, slot, page_stride, PAGE, NOPE, SCALED)
+    start = data_offset(slot, page_stride, PAGE, NOPE + 2 * GROUP)[:, None, None]
     if ROPE:
         rope = tl.load(
             rope_ptr + (start + NOPE) // 2 + column + group * 0, mask=held & (group == groups), other=0.0

@@ -150,8 +150,8 @@ def cut_sums(q, keys, nope, path):
     A product instruction adds 32 products to the sum so far: all are lined up with the largest and cut to 13 bits
     behind its leading one (DeepSeek-V3, arXiv 2412.19437, section 3.3.2: "around 14 bits"). So 33 numbers lose up
     to a unit u = 2^-13 of the largest each, towards zero: u^2 / 3 in the mean square, of either sign as products
-    are; over all instructions the squares add up. With one scale a token all instructions are one chain that starts with rope's dots; with
-    seven scales each group's sum starts from zero. Power-of-two scales change no bit of this.
+    are; over all instructions the squares add up. With one scale a token all instructions are one chain that starts
+    with rope's dots; with seven scales each group's sum starts from zero. Power-of-two scales change no bit of it.
     """
     blocks, terms = nope // 32, 2 if "q2" in path else 1
     left = q[..., :nope].unflatten(-1, (blocks, 32))
