@@ -65,7 +65,7 @@ check: .venv/.dev
 
 # On a machine with a GPU, after `make setup TORCH=system`.
 #   make build                every kernel for four architectures; needs no GPU
-#   make test-gpu             the kernels' tests without the interpreter
+#   make test-gpu             tests of kernels, and of the model on them, without the interpreter
 #   make bench                times, into results/bench.json and docs/
 #   make blackwell            all of these and the audit, on a Blackwell GPU: replaces "BLACKWELL: NOT RUN"
 .PHONY: build test-gpu bench blackwell
@@ -76,7 +76,7 @@ build: .venv/.dev
 
 test-gpu: .venv/.dev
 	@$(BIN)/python -c "import sys; from kernels.bench.__main__ import refused; sys.exit(refused())"
-	$(BIN)/python -m pytest -q kernels -p no:cacheprovider --junitxml=results/gpu_tests.xml
+	$(BIN)/python -m pytest -q kernels dsv4/backend -p no:cacheprovider --junitxml=results/gpu_tests.xml
 
 bench: .venv/.dev
 	@mkdir -p results; test -f results/bench.json || cp docs/bench.json results/bench.json 2>/dev/null || true
