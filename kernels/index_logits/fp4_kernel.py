@@ -25,6 +25,7 @@ GROUP = 32
 GROUPS = HEAD_DIM // GROUP
 ENTRY_BYTES = HEAD_DIM // 2 + GROUPS
 TILE = Tile(keys=128, warps=4, stages=2)
+PLACES = 396  # of programs on an H200
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
-from kernels.index_topk.order_kernel import ordered
+from kernels.overlap import OVERLAPPED, follow
 
 
 class Tile(NamedTuple):
@@ -28,10 +28,13 @@ class Tile(NamedTuple):
 # One warpgroup a program and four programs a multiprocessor: one program's epilogue hides another's products.
 PREFILL = Tile(keys=128, warps=4, stages=3)
 ROWS = 64  # of prefill's programs
-DECODE = Tile(keys=64, warps=4, stages=4)
-# of decode's programs on an H200, 4 a multiprocessor. With tiles of 128 keys, 3 programs and one a row, 256 rows took
-# 7 to 9% longer: two programs a multiprocessor are too few to hide one's products behind another's copies (2026-11-30)
-PLACES = 528
+# 6 programs a multiprocessor with 3 stages of 64 keys each: one's products hide behind the others' copies. H200,
+# 2026-11-30, us at (B, entries) = (1, 32K), (64, 8K), (64, 32K), (256, 8K), (256, 32K):
+# 64 keys, 3 stages, 792 places 4.8 23.1 75.2 74.9 286; 64, 4, 528 4.8 23.8 78.8 78.8 298; 128, 4, 396 5.2 24.4 78.1
+# 86.5 329; more programs than places 4.8 24.1 76.2 76.3 284. A Gluon kernel of one block a multiprocessor, three warp
+# groups of products and one of copies, took 6.0 24.3 79.8 80.6 300.
+DECODE = Tile(keys=64, warps=4, stages=3)
+PLACES = 792  # of decode's programs on an H200
 MIN_HEADS = 16  # narrowest second operand of a product
 HEAD_DIM = 128
 FILL = float("-inf")
@@ -132,29 +135,25 @@ def paged_kernel(
     weight_ptr,
     limit_ptr,
     out_ptr,
-    best_ptr,
     N,
     C,
     page_stride,
     table_stride,
     out_stride,
-    runs,
     tiles,
     H: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
     FILL: tl.constexpr,
-    RUN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One query by some tiles of BLOCK_N keys, found through the page table.
-
-    With RUN, ordered keys of each run's largest score too; runs that are hidden are left as they were.
-    """
+    """One query by some tiles of BLOCK_N keys, found through the page table."""
     # queries of one sequence are the fast axis: they share its keys through the L2 cache
     sequence = tl.program_id(2).to(tl.int64)
     row = sequence * N + tl.program_id(0)
+    follow(PDL)
     limit = tl.minimum(tl.load(limit_ptr + row), C)
     first = tl.program_id(1) * tiles
     seen = tl.minimum(first + tiles, tl.cdiv(limit, BLOCK_N))
@@ -178,10 +177,6 @@ def paged_kernel(
         next_scale = _page_scales(scale_ptr, pages, ahead, page_stride, limit, D, PAGE)
         scores = weighted_relu(tl.dot(keys, tl.trans(q)), weights) * scale
         store_scores(out_ptr, entries, scores, limit, C, FILL)
-        if RUN:
-            best = tl.max(tl.reshape(ordered(scores, entries < limit), (BLOCK_N // RUN, RUN)), 1)
-            run = tile * (BLOCK_N // RUN) + tl.arange(0, BLOCK_N // RUN)
-            tl.store(best_ptr + row * runs + run, best.to(tl.int32, bitcast=True), run < runs)
         scale = next_scale
     if FILL:
         hidden = tl.full((BLOCK_N,), float("-inf"), tl.float32)
@@ -211,9 +206,9 @@ def paged_out(out: Tensor | None, B: int, N: int, width: int, device: torch.devi
     return out
 
 
-def tiles_a_program(rows: int, width: int, keys: int) -> int:
-    """Tiles of so many keys that one program walks: as many programs as fit at once, so that none waits for a place."""
-    return triton.cdiv(triton.cdiv(width, keys), max(1, PLACES // rows))
+def tiles_a_program(rows: int, width: int, keys: int, places: int) -> int:
+    """Tiles of so many keys that one program walks: as many programs as there are places, so that none waits."""
+    return triton.cdiv(triton.cdiv(width, keys), max(1, places // rows))
 
 
 def builds(sizes: Sizes) -> list[Build]:
@@ -250,16 +245,14 @@ def builds(sizes: Sizes) -> list[Build]:
             "weight_ptr": "*fp32",
             "limit_ptr": "*i32",
             "out_ptr": "*fp32",
-            "best_ptr": "*i32",
             "N": "i32",
             "C": "i32",
             "page_stride": "i32",
             "table_stride": "i32",
             "out_stride": "i32",
-            "runs": "i32",
             "tiles": "i32",
         },
-        constants=constants | {"PAGE": 64, "RUN": 8, "BLOCK_N": DECODE.keys},
+        constants=constants | {"PAGE": 64, "BLOCK_N": DECODE.keys, "PDL": True},
         aligned=(
             "q_ptr",
             "page_ptr",
@@ -268,13 +261,11 @@ def builds(sizes: Sizes) -> list[Build]:
             "weight_ptr",
             "limit_ptr",
             "out_ptr",
-            "best_ptr",
             "C",
             "page_stride",
             "out_stride",
-            "runs",
         ),
-        options={"num_warps": DECODE.warps, "num_stages": DECODE.stages},
+        options={"num_warps": DECODE.warps, "num_stages": DECODE.stages, **OVERLAPPED},
         native=("fp8",),
     )
     return [prefill, decode]

@@ -11,11 +11,10 @@ from kernels.build_spec import Build, Sizes
 from kernels.index_logits import fp4_kernel as fp4
 from kernels.index_logits import fp8_kernel as fp8
 from kernels.index_logits import hopper_kernel as hopper
-from kernels.index_logits import hopper_paged_kernel as hopper_paged
+from kernels.overlap import overlap
 
 Path = Literal["hopper", "portable"]
 HEAD_DIM = fp8.HEAD_DIM
-RUNS = (2, 4, 8, 16, 32, 64)
 
 
 def index_logits(
@@ -69,7 +68,7 @@ def index_logits(
         out=(out, "T C", torch.float32),
     )
     T, H, C = sizes["T"], sizes["H"], sizes["C"]
-    why_not = hopper.why_not(q)
+    why_not = hopper.why_not(q, k)
     if path == "hopper" and why_not:
         raise ValueError(f"index_logits: no Hopper kernel for this call: {why_not}")
     out = torch.empty(T, C, dtype=torch.float32, device=q.device) if out is None else out
@@ -111,9 +110,6 @@ def paged_index_logits(
     page_size: int,
     fill: bool = True,
     out: Tensor | None = None,
-    best: Tensor | None = None,
-    run: int = 8,
-    path: Path | None = None,
 ) -> Tensor:
     """Compute :func:`kernels.index_logits.ref.index_logits` of a few queries a sequence over a paged key cache.
 
@@ -132,13 +128,6 @@ def paged_index_logits(
     page_size : int
     fill, out
         As :func:`index_logits`; out is (B, N, M * page_size), its rows ``out.stride(1)`` apart throughout.
-    best : (B * N, R) int32 or None
-        Filled with ordered keys of the largest visible score of each run of ``run`` entries, for
-        :func:`kernels.index_topk.kernel.index_topk`; runs without one are 0 or left as they were.
-    run : int
-        A power of two up to 64.
-    path : "hopper", "portable" or None
-        None: the Hopper kernel where it can run, which :func:`kernels.index_logits.hopper_paged_kernel.why_not` tells.
 
     Returns
     -------
@@ -147,7 +136,7 @@ def paged_index_logits(
     Raises
     ------
     TypeError, ValueError
-        A dtype, shape or stride that is not the above; a path that cannot run.
+        A dtype, shape or stride that is not the above.
     """
     sizes = check(
         "paged_index_logits",
@@ -158,74 +147,37 @@ def paged_index_logits(
         weights=(weights, "B N H", torch.float32),
         limits=(limits, "B N", torch.int32),
     )
-    B, N = sizes["B"], sizes["N"]
+    B, N, H = sizes["B"], sizes["N"], sizes["H"]
     fp8.check_pages("paged_index_logits", pages, page_size, HEAD_DIM + 4)
     width = sizes["M"] * page_size
-    if best is not None:
-        if run not in RUNS:
-            raise ValueError(f"paged_index_logits: run = {run} is not one of {RUNS}")
-        check(
-            "paged_index_logits",
-            dense=("best",),
-            best=(best, f"{B * N} {triton.cdiv(width, run)}", torch.int32),
-        )
     out = fp8.paged_out(out, B, N, width, q.device)
-    why_not = hopper_paged.why_not(q, page_size, fill=fill)
-    if path == "hopper" and why_not:
-        raise ValueError(f"paged_index_logits: no Hopper kernel for this call: {why_not}")
-    if not (B and N and width):
-        return out
-    views = pages.view(torch.float8_e4m3fn), pages.view(torch.float32)
-    if path != "portable" and not why_not:
-        hopper_paged.launch(q, views, page_table, weights, limits, out, best, page_size=page_size, run=run)
-    else:
-        _launch_paged(
-            q, views, page_table, weights, limits, out, best, page_size=page_size, run=run, fill=fill
+    if B and N and width:
+        tiles = fp8.tiles_a_program(B * N, width, fp8.DECODE.keys, fp8.PLACES)
+        fp8.paged_kernel[(N, triton.cdiv(width, tiles * fp8.DECODE.keys), B)](
+            q,
+            pages.view(torch.float8_e4m3fn),
+            pages.view(torch.float32),
+            page_table,
+            weights,
+            limits,
+            out,
+            N,
+            width,
+            pages.stride(0),
+            page_table.stride(0),
+            out.stride(1),
+            tiles,
+            H=H,
+            D=HEAD_DIM,
+            PAGE=page_size,
+            FILL=fill,
+            BLOCK_H=max(fp8.MIN_HEADS, triton.next_power_of_2(H)),
+            BLOCK_N=fp8.DECODE.keys,
+            num_warps=fp8.DECODE.warps,
+            num_stages=fp8.DECODE.stages,
+            **overlap(q.device),
         )
     return out
-
-
-def _launch_paged(
-    q: Tensor,
-    pages: tuple[Tensor, Tensor],
-    page_table: Tensor,
-    weights: Tensor,
-    limits: Tensor,
-    out: Tensor,
-    best: Tensor | None,
-    *,
-    page_size: int,
-    run: int,
-    fill: bool,
-) -> None:
-    """Launch the portable kernel on pages seen as float8_e4m3fn and as FP32."""
-    (B, N, H, _), width = q.shape, out.shape[-1]
-    tiles = fp8.tiles_a_program(B * N, width, fp8.DECODE.keys)
-    fp8.paged_kernel[(N, triton.cdiv(width, tiles * fp8.DECODE.keys), B)](
-        q,
-        *pages,
-        page_table,
-        weights,
-        limits,
-        out,
-        limits if best is None else best,
-        N,
-        width,
-        pages[0].stride(0),
-        page_table.stride(0),
-        out.stride(1),
-        0 if best is None else best.shape[1],
-        tiles,
-        H=H,
-        D=HEAD_DIM,
-        PAGE=page_size,
-        FILL=fill,
-        RUN=0 if best is None else run,
-        BLOCK_H=max(fp8.MIN_HEADS, triton.next_power_of_2(H)),
-        BLOCK_N=fp8.DECODE.keys,
-        num_warps=fp8.DECODE.warps,
-        num_stages=fp8.DECODE.stages,
-    )
 
 
 def paged_index_logits_fp4(
@@ -294,7 +246,7 @@ def paged_index_logits_fp4(
     out = fp8.paged_out(out, B, N, width, q.device)
     if not (B and N and width):
         return out
-    tiles = fp8.tiles_a_program(B * N, width, fp4.TILE.keys)
+    tiles = fp8.tiles_a_program(B * N, width, fp4.TILE.keys, fp4.PLACES)
     grid = (N, triton.cdiv(width, tiles * fp4.TILE.keys), B)
     rest = (page_table, weights, limits, out, N, width, pages.stride(0), page_table.stride(0), out.stride(1))
     tile = {"D": HEAD_DIM, "PAGE": page_size, "FILL": fill, "BLOCK_N": fp4.TILE.keys}
@@ -309,4 +261,4 @@ def paged_index_logits_fp4(
 
 def builds(sizes: Sizes) -> list[Build]:
     """Every specialisation of all kernels here at one model's shapes."""
-    return [*fp8.builds(sizes), *hopper.builds(sizes), *hopper_paged.builds(sizes), *fp4.builds(sizes)]
+    return [*fp8.builds(sizes), *hopper.builds(sizes), *fp4.builds(sizes)]
