@@ -3,7 +3,8 @@
 Five launches: slots by expert, gate and up, SwiGLU with its quantiser, down, the weighted sum. A block of slots of
 one expert meets every tile of that expert's weights once; with one token each slot is a block and nothing is sorted.
 SwiGLU is no epilogue of the first product: its quantiser needs the largest of a whole row, which 64 or more
-programs hold, and the detour through memory is under 1% of the weight's bytes.
+programs hold, and the detour through memory is under 1% of the weight's bytes. On a Hopper blocks of up to 8 slots go
+to :mod:`kernels.grouped_ffn.hopper_kernel` where the sizes fit.
 """
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
+from kernels.grouped_ffn import hopper_kernel
 from kernels.grouped_ffn.group_kernel import Blocks, _group, group
+from kernels.linear.hopper_kernel import addressable, fits, here
 from kernels.linear.kernel import (
     BATCH,
     DECODE,
@@ -27,6 +30,7 @@ from kernels.linear.kernel import (
 )
 from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, way
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
+from kernels.overlap import OVERLAPPED, follow, overlap
 from kernels.swiglu_quantise_nvfp4.kernel import swiglu_quantise
 
 COMBINE_COLS = 512
@@ -107,7 +111,8 @@ def _grouped_product(
 
 
 @triton.jit
-def _combine(y_ptr, weight_ptr, out_ptr, D, SLOTS: tl.constexpr, COLS: tl.constexpr):
+def _combine(y_ptr, weight_ptr, out_ptr, D, SLOTS: tl.constexpr, PDL: tl.constexpr, COLS: tl.constexpr):
+    follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
     total = tl.zeros((COLS,), tl.float32)
@@ -123,6 +128,14 @@ def _product(
     """``out[slot] = W[expert of slot] . x[slot // per_row]`` for all slots, both scales undone."""
     n, half = weight.codes.shape[1:]
     words = codes_for(x.codes, "codes", how)
+    alone = blocks.slots is blocks.expert
+    if _for_hopper(x, weight, tile):
+        work = hopper_kernel.Work(tuple(blocks), per_row, alone, early=per_row == 1)
+        weight_words = codes_for(weight.codes, "weight", how)
+        hopper_kernel.launch(
+            (words, x.scales, x.gsa), (weight_words, weight.scales, weight.scale_2), work, out
+        )
+        return
     _grouped_product[(triton.cdiv(n, tile.bn), len(blocks.expert))](
         words,
         x.scales,
@@ -136,7 +149,7 @@ def _product(
         words.stride(0),
         x.scales.stride(0),
         SLOTS_PER_ROW=per_row,
-        SORTED=blocks.slots is not blocks.expert,
+        SORTED=not alone,
         K=2 * half,
         BN=tile.bn,
         BT=tile.bt,
@@ -144,6 +157,17 @@ def _product(
         STAGES=tile.stages,
         WAY=how,
         num_warps=tile.warps,
+    )
+
+
+def _for_hopper(x: Nvfp4Rows, weight: Nvfp4Weight, tile: Tile) -> bool:
+    """Blocks of up to 8 slots and sizes that the Gluon kernel takes, on a Hopper."""
+    n, half = weight.codes.shape[1:]
+    return (
+        tile.bt == hopper_kernel.MOST_SLOTS
+        and here(x.codes.device)
+        and fits(n, 2 * half, hopper_kernel.MOST_SLOTS)
+        and addressable(x.scales, weight.scales)
     )
 
 
@@ -230,7 +254,9 @@ def grouped_ffn(
     hidden = swiglu_quantise(both, limit=limit, between=stored)
     y = torch.empty(T * k, D, dtype=torch.float32, device=device)
     _product(hidden, down, blocks, tile, how, y, per_row=1)
-    _combine[(T, triton.cdiv(D, COMBINE_COLS))](y, weights, out, D, SLOTS=k, COLS=COMBINE_COLS)
+    _combine[(T, triton.cdiv(D, COMBINE_COLS))](
+        y, weights, out, D, SLOTS=k, COLS=COMBINE_COLS, **overlap(device)
+    )
     return out
 
 
@@ -266,7 +292,7 @@ def dense_ffn(
 def builds(sizes: Sizes) -> list[Build]:
     """Both products at one token, at 64 and in a batch; grouping and the weighted sum."""
     d, f, k = sizes.hidden_size, sizes.moe_intermediate_size, sizes.num_experts_per_tok
-    found = []
+    found = hopper_kernel.builds(sizes)
     for how in ("ptx", "native"):
         for T in (1, 64, 4096):
             found.append(_product_build(f"gate_up/T={T}", sizes, how, T, 2 * f, d, k, "*bf16"))
@@ -289,8 +315,9 @@ def builds(sizes: Sizes) -> list[Build]:
             name=f"grouped_ffn/combine/{sizes.name}",
             kernel=_combine,
             signature=pointers | {"D": "i32"},
-            constants={"SLOTS": k, "COLS": COMBINE_COLS},
+            constants={"SLOTS": k, "PDL": True, "COLS": COMBINE_COLS},
             aligned=(*pointers, "D"),
+            options=OVERLAPPED,
         )
     )
     return found

@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.build_spec import Build, Sizes
+from kernels.overlap import OVERLAPPED, follow, overlap
 
 BLOCK = 512
 
@@ -21,7 +22,16 @@ def sqrt_softplus(x):
 
 
 @triton.jit
-def _finish(part_ptr, out_ptr, size, PARTS: tl.constexpr, SCORES: tl.constexpr, BLOCK: tl.constexpr):
+def _finish(
+    part_ptr,
+    out_ptr,
+    size,
+    PARTS: tl.constexpr,
+    SCORES: tl.constexpr,
+    PDL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    follow(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     total = tl.load(part_ptr + at, mask=inside, other=0.0)
@@ -35,7 +45,8 @@ def _finish(part_ptr, out_ptr, size, PARTS: tl.constexpr, SCORES: tl.constexpr, 
 def finish(parts: Tensor, out: Tensor, *, scores: bool = False) -> None:
     """Add parts [P, T, N] FP32, first to last, into dense ``out`` [T, N]; ``scores``: sqrt(softplus) of the sums."""
     size = out.numel()
-    _finish[(triton.cdiv(size, BLOCK),)](parts, out, size, PARTS=parts.shape[0], SCORES=scores, BLOCK=BLOCK)
+    constants = {"PARTS": parts.shape[0], "SCORES": scores, "BLOCK": BLOCK, **overlap(out.device)}
+    _finish[(triton.cdiv(size, BLOCK),)](parts, out, size, **constants)
 
 
 def builds(sizes: Sizes) -> list[Build]:
@@ -48,8 +59,9 @@ def builds(sizes: Sizes) -> list[Build]:
                 name=f"linear/finish/{name}/{sizes.name}",
                 kernel=_finish,
                 signature=pointers | {"size": "i32"},
-                constants={"PARTS": parts, "SCORES": scores, "BLOCK": BLOCK},
+                constants={"PARTS": parts, "SCORES": scores, "PDL": True, "BLOCK": BLOCK},
                 aligned=(*pointers, "size"),
+                options=OVERLAPPED,
             )
         )
     return found

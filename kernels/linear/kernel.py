@@ -3,7 +3,8 @@
 A launch with few rows is bound by the weight's bytes: each program reads 64 rows of the weight once, four or more
 tiles ahead, and K is cut into parts where N alone gives too few programs. Parts and the order inside them follow
 from (N, K) alone, and up to 16 rows the products run through the same instruction, so that a row's bits do not
-depend on the rows beside it. More rows take larger tiles and another instruction, hence other last bits.
+depend on the rows beside it. More rows take larger tiles and another instruction, hence other last bits. On a Hopper
+sizes that fit go to :mod:`kernels.linear.hopper_kernel` with up to 16 rows, in the same parts.
 """
 
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
-from kernels.linear import finish_kernel, wide_kernel
+from kernels.linear import finish_kernel, hopper_kernel, wide_kernel
 from kernels.linear.finish_kernel import finish
 from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, way
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
@@ -236,6 +237,13 @@ def _grouped(
     parts = num_parts(groups * triton.cdiv(n, 64), k, tile.bk) if rows <= 16 else 1
     target = out if parts == 1 else torch.empty(parts, rows, wide, dtype=torch.float32, device=x.codes.device)
     words = codes_for(x.codes, "codes", how)
+    if _for_hopper(rows, n, k, parts, x, weight):
+        hopper_weight = codes_for(weight.codes, "weight", how), weight.scales, weight.scale_2
+        ahead = 0 if shared else k
+        hopper_kernel.launch((words, x.scales, x.gsa), hopper_weight, target, parts=parts, ahead=ahead)
+        if parts > 1:
+            finish(target, out)
+        return out
     _nvfp4_linear[(groups * triton.cdiv(n, tile.bn), parts, triton.cdiv(rows, tile.bt))](
         words,
         x.scales,
@@ -265,6 +273,16 @@ def _grouped(
     return out
 
 
+def _for_hopper(rows: int, n: int, k: int, parts: int, x: Nvfp4Rows, weight: Nvfp4Weight) -> bool:
+    """Up to 16 rows of sizes that the Gluon kernel takes, whatever the number of rows, on a Hopper."""
+    return (
+        rows <= hopper_kernel.MOST_ROWS
+        and hopper_kernel.here(x.codes.device)
+        and hopper_kernel.fits(n, k // parts, hopper_kernel.MOST_ROWS)
+        and hopper_kernel.addressable(x.scales, weight.scales)
+    )
+
+
 def builds(sizes: Sizes) -> list[Build]:
     """Every product of one model at decode and in batches, for Hopper by PTX and for Blackwell by block-scaled dots."""
     low_rank = sizes.o_groups * sizes.o_lora_rank
@@ -277,6 +295,9 @@ def builds(sizes: Sizes) -> list[Build]:
     ]
     found = []
     for name, groups, n, k, rows in shapes:
+        parts = num_parts(groups * triton.cdiv(n, 64), k, DECODE.bk)
+        if rows <= hopper_kernel.MOST_ROWS and hopper_kernel.fits(n, k // parts, hopper_kernel.MOST_ROWS):
+            found.append(hopper_kernel.build(f"{name}/T={rows}/{sizes.name}", k, rows, parts, k))
         found += [
             _build(f"{name}/T={rows}/{sizes.name}", groups, n, k, rows, how) for how in ("ptx", "native")
         ]
