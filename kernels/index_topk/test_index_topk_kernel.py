@@ -57,7 +57,8 @@ def test_rows_of_several_segments(k, accelerator, monkeypatch):
     assert_bitwise(run(scores, visible, k, accelerator), wanted(scores, visible, k))
 
 
-def test_real_segments(accelerator):
+def test_real_segments(accelerator, monkeypatch):
+    monkeypatch.setattr(kernel, "LONGEST", 2**15)
     scores = draw(1, 70000, seed=3)
     scores[0, 30000:60000] = scores[0].topk(300).values[-1]  # the cut falls into a long run of ties
     visible = torch.tensor([66000]).int()
@@ -115,21 +116,23 @@ def test_launches_depend_on_shapes_alone():
     assert kernel.block_of(262144, 512) == 262144
     assert kernel.block_of(262145, 512) == kernel.block_of(262144, 2048) == 32768
     assert kernel.block_of(0, 1) == kernel.MIN_BLOCK
-    assert kernel.run_of(32768, 512) == kernel.run_of(32768, 2048) == 8
-    assert kernel.run_of(4096, 512) == 1
-    assert kernel.room_of(8, 512) == (1024, 1024)
-    assert kernel.room_of(32, 500) == (512, 500)
+    assert kernel.levels_of(4096, 512) == 0
+    assert kernel.levels_of(32768, 512) == kernel.levels_of(32768, 2048) == kernel.levels_of(65536, 1024) == 1
+    assert kernel.levels_of(40000, 512) == kernel.levels_of(262144, 1024) == 2
     assert kernel.alone(32768, 512)
     assert not kernel.alone(262145, 512)
     assert not kernel.alone(8192, 1024)
-    assert kernel.warps_of(8192, 1, 1024, best=False) == 8
-    assert kernel.warps_of(32768, 8, 512, best=False) == 16
+    assert kernel.warps_of(8192, 0, best=False) == 8
+    assert kernel.warps_of(32768, 1, best=False) == 16
 
 
 @pytest.mark.parametrize("kind", ["walk", "ties", "distinct", "cut in ties", "NaN"])
-@pytest.mark.parametrize(("C", "k"), [(1100, 40), (9000, 512), (3000, 40)])
-def test_runs(kind, C, k, accelerator):
-    """More runs than k, exactly k runs with ties cut, few visible; runs that one launch looks through."""
+@pytest.mark.parametrize(("C", "k", "levels"), [(1100, 40, 1), (9000, 512, 1), (3000, 40, 2), (2800, 1, 2)])
+def test_runs_and_runs_of_runs(kind, C, k, levels, accelerator, monkeypatch):
+    """The best in few runs or in many, ties cut in runs and entries, few visible."""
+    if levels == 2:
+        monkeypatch.setattr(kernel, "SEGMENT", 1024)
+        monkeypatch.setattr(kernel, "MIN_RUNS", 1)
     scores = {
         "walk": lambda: draw(3, C, seed=1).cumsum(1),  # the best are neighbours: few runs hold them all
         "ties": lambda: tied(3, C, 1)[0],
@@ -139,27 +142,16 @@ def test_runs(kind, C, k, accelerator):
     }[kind]()
     visible = torch.tensor([C, C // 2 + 1, 5]).int()
     assert kernel.alone(C, k)
+    assert kernel.levels_of(C, k) == levels
     assert_bitwise(run(scores, visible, k, accelerator), wanted(scores, visible, k))
 
 
-@pytest.mark.parametrize("again", [0, 2**20])
-def test_more_runs_than_needed_or_not(again, accelerator, monkeypatch):
-    monkeypatch.setattr(kernel, "FEW_AGAIN", again)
-    scores, visible = draw(2, 3000, seed=6), torch.tensor([3000, 2000]).int()
-    assert kernel.room_of(8, 40) == ((64, 40) if again == 0 else (128, 128))
-    assert_bitwise(run(scores, visible, 40, accelerator), wanted(scores, visible, 40))
-
-
-def test_given_runs(accelerator):
-    scores, visible = draw(2, 1003, seed=7).to(accelerator), torch.tensor([1003, 600]).int().to(accelerator)
-    best = kernel._best(scores, visible, 40)
-    best[1, 75:] = -1  # runs that hide wholly are not read
-    given = kernel.index_topk(scores, visible, 40, best=best)
-    assert_bitwise(given.cpu(), wanted(scores.cpu(), visible.cpu(), 40))
-    with pytest.raises(ValueError, match="does not begin with runs"):
-        kernel.index_topk(scores, visible, 1000, best=best.new_zeros(2, 1003))
-    with pytest.raises(ValueError, match=r"best is .* expected \[T 126\]"):
-        kernel.index_topk(scores, visible, 40, best=best[:, 1:].contiguous())
+def test_a_real_row_of_runs_of_runs(accelerator):
+    scores = draw(2, 66000, seed=8)
+    scores[1, 20000:50000] = scores[1].topk(300).values[-1]
+    visible = torch.tensor([66000, 65001]).int()
+    assert kernel.levels_of(66000, 512) == 2
+    assert_bitwise(run(scores, visible, 512, accelerator), wanted(scores, visible, 512))
 
 
 def test_refuses(accelerator):
@@ -228,7 +220,7 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_global_atomic_and_no_spin(ptx, what):
-    assert ptx.count(".entry") == 5
+    assert ptx.count(".entry") == 6
     assert not re.findall(FORBIDDEN[what], ptx)
 
 
