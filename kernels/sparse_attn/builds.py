@@ -5,7 +5,8 @@ from kernels.overlap import OVERLAPPED
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.combine_kernel import _combine_kernel
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
-from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel
+from kernels.sparse_attn.gathered_hopper_kernel import attend_gathered_hopper_kernel
+from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel, stages_of
 from kernels.sparse_attn.tiles import Family, tile_for
 
 PAGE = 64
@@ -33,6 +34,7 @@ def builds(sizes: Sizes) -> list[Build]:
     return [
         *(build for family in ARCHES for build in _portable(sizes, family)),
         *(_combine(sizes, parts) for parts in (2, 16)),
+        _gathered_hopper(sizes),
         *(_hopper(sizes, terms, seven) for terms in (1, 2) for seven in (True, False)),
     ]
 
@@ -139,7 +141,7 @@ def _hopper(sizes: Sizes, terms: int, seven: bool) -> Build:
         constants={
             "PAGE": PAGE if seven else 1,
             "PARTIAL": False,
-            "STAGES": 4 if terms == 1 else 3,
+            "STAGES": stages_of(terms, seven),
             "TERMS": terms,
             "SEVEN": seven,
             "PDL": True,
@@ -147,5 +149,20 @@ def _hopper(sizes: Sizes, terms: int, seven: bool) -> Build:
         aligned=tuple(name for name, kind in signature.items() if kind[0] == "*"),
         options={"num_warps": 4, **OVERLAPPED},
         native=("fp8",),
+        only=("sm_90a",),
+    )
+
+
+def _gathered_hopper(sizes: Sizes) -> Build:
+    pointers = {"q_ptr": "*bf16", "keys_ptr": "*bf16", "idx_ptr": "*i32", "sinks_ptr": "*fp32"}
+    pointers |= {"out_ptr": "*bf16", "lse_ptr": "*fp32"}
+    numbers = {"q_stride": "i32", "heads": "i32", "num_keys": "i32"}
+    return Build(
+        name=f"sparse_attn/hopper_b0/{sizes.name}",
+        kernel=attend_gathered_hopper_kernel,
+        signature={**pointers, **numbers, "factor": "fp32"},
+        constants={"PARTIAL": False, "STAGES": 2, "PDL": True},
+        aligned=(*pointers, *numbers),
+        options={"num_warps": 4, **OVERLAPPED},
         only=("sm_90a",),
     )

@@ -91,14 +91,9 @@ def combine(part: Tensor, part_lse: Tensor, sinks: Tensor, out: Tensor, lse: Ten
         heads,
         K=width,
         PARTS=triton.next_power_of_2(parts),
-        num_warps=_warps(rows * heads),
+        num_warps=1,  # H200, 2026-11-30: 2.1 us for 10 parts of 128 rows, 5.3 for 2 of 4096; with 4 warps 4.0, 5.6
         **overlap(part.device),
     )
-
-
-def _warps(row_heads: int) -> int:
-    """Warps of a program: few programs spread their loads, many fit on the device at once."""
-    return 4 if row_heads < 2048 else 1
 
 
 def parts_of(splits: int, rows: int, heads: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

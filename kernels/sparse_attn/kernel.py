@@ -8,8 +8,8 @@ sparse_attn_widened   B1a    FP8 pages in place, widened in registers   BF16
 sparse_attn_fp8       B1     FP8 pages in place, to the tensor cores    FP8, one term or two
 ====================  =====  =========================================  ==========================
 
-p is relative to a running maximum rounded up to a power of two, where the ref's is relative to the row's final one:
-both round with the same relative error, not to the same value. Tiles and splits change the order of sums alone (on
+p is relative to a running maximum rounded up to a power of two (but for B1 on Hopper: to one that is not rounded),
+where the ref's is relative to the row's final one: both round with the same relative error, not to the same value. Tiles and splits change the order of sums alone (on
 the portable path): FP32, and where keys are split, parts stored in BF16. The number of splits is a function of the
 launch; see :mod:`kernels.sparse_attn.combine_kernel`.
 """
@@ -23,6 +23,7 @@ from torch import Tensor
 from kernels.arguments import check
 from kernels.formats.kv_record import ROPE
 from kernels.overlap import overlap
+from kernels.sparse_attn import gathered_hopper_kernel as gathered_hopper
 from kernels.sparse_attn import hopper_kernel as hopper
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.builds import builds
@@ -37,7 +38,14 @@ BF16, FP32, INT32, BYTE = torch.bfloat16, torch.float32, torch.int32, torch.uint
 
 
 def sparse_attn_gathered(
-    q: Tensor, keys: Tensor, idx: Tensor, sinks: Tensor, *, scale: float, into: Room | None = None
+    q: Tensor,
+    keys: Tensor,
+    idx: Tensor,
+    sinks: Tensor,
+    *,
+    scale: float,
+    path: Path | None = None,
+    into: Room | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention over gathered keys: :func:`kernels.sparse_attn.ref.sparse_attn` with q, K and p in BF16.
 
@@ -51,12 +59,15 @@ def sparse_attn_gathered(
     sinks : (H,) FP32
     scale : float
         ``head_dim ** -0.5``.
+    path : Path or None
+        None: the Hopper kernel where :func:`path_of` has one and q and its rows are aligned.
     into : Room or None
 
     Returns
     -------
     out : (T, H, K) BF16, or as ``into`` has it
     lse : (T, H) FP32
+        The Hopper path takes keys whose logit is under -6900 for no keys.
 
     Raises
     ------
@@ -72,7 +83,19 @@ def sparse_attn_gathered(
         sinks=(sinks, "H", FP32),
     )
     _check_q(q)
-    return _bf16(q, keys, None, 1, idx, sinks, scale, None, None, into)
+    rows, heads, width = q.shape
+    into = into or room(rows, heads, idx.shape[1], width, q.device)
+    whole = not (q.data_ptr() % 16 or keys.data_ptr() % 16 or q.stride(0) % 16)
+    plain = whole and idx.shape[1] > 0 and into.written[0].dtype == BF16
+    best = path_of(width, q.device, plain=plain)
+    if path == "hopper" and best != "hopper":
+        raise ValueError(
+            f"sparse_attn_gathered: no Hopper kernel for this call: {hopper.why_not(q.device) or 'its options'}"
+        )
+    if (path or best) == "portable" or not rows:
+        return _bf16(q, keys, None, 1, idx, sinks, scale, None, None, into)
+    gathered_hopper.launch(q, keys, idx, sinks, *into.written, scale, into.splits)
+    return _combined(into, sinks)
 
 
 def sparse_attn_widened(
@@ -159,6 +182,11 @@ def _bf16(q, keys, pages, page, idx, sinks, scale, page_table, sequence, into):
         num_stages=tile.stages,
         **overlap(q.device),
     )
+    return _combined(into, sinks)
+
+
+def _combined(into: Room, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Results, of parts if keys were split."""
     if into.part is not None and into.part_lse is not None:
         combine(into.part, into.part_lse, sinks, into.out, into.lse)
     return into.out, into.lse
@@ -294,9 +322,7 @@ def sparse_attn_fp8(
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-    if into.part is not None and into.part_lse is not None:
-        combine(into.part, into.part_lse, sinks, into.out, into.lse)
-    return into.out, into.lse
+    return _combined(into, sinks)
 
 
 def path_of(width: int, device: torch.device, *, slots: bool = True, plain: bool = True) -> Path:

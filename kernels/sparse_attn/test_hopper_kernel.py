@@ -1,4 +1,4 @@
-"""The Hopper kernel against the ref within the portable kernel's bound, on sm_90 alone: Gluon is not interpreted."""
+"""The Hopper kernels against the ref within the portable kernel's bound, on sm_90 alone: Gluon is not interpreted."""
 
 from dataclasses import replace
 
@@ -23,8 +23,8 @@ from kernels.sparse_attn.test_sparse_attn_kernel import (
 CUDA = torch.device("cuda")
 WHY = hopper_kernel.why_not(CUDA) if torch.cuda.is_available() else "there is no GPU"
 on_hopper = pytest.mark.skipif(WHY is not None, reason=f"the Hopper kernel does not run here: {WHY}")
-PATHS = ("b1", "b1_q2", "b1_aligned", "b1_aligned_q2")
-each_path = pytest.mark.parametrize("path", PATHS)
+FP8_PATHS = ("b1", "b1_q2", "b1_aligned", "b1_aligned_q2")
+each_path = pytest.mark.parametrize("path", ["b0", *FP8_PATHS])
 
 
 @pytest.mark.gpu
@@ -92,7 +92,7 @@ def test_a_nan_key_stays_with_the_rows_that_name_it(path):
 
 @pytest.mark.gpu
 @on_hopper
-@each_path
+@pytest.mark.parametrize("path", FP8_PATHS)
 def test_a_replayed_graph_equals_eager_on_lists_of_unequal_length(path):
     inputs = case(65, 64, 640, nope=448)
     for row in range(65):

@@ -121,7 +121,7 @@ def run(path, inputs, device, *, table=False, splits=1, by=None):
     q, pages, idx, sinks = (t.to(device) for t in (inputs.q, pages, idx, inputs.sinks))
     if path == "b0":
         keys = gather_dequantise(pages, idx, nope=inputs.nope, **paged)
-        got = sparse_attn_gathered(q, keys, idx, sinks, **on)
+        got = sparse_attn_gathered(q, keys, idx, sinks, path=by, **on)
         return got, inputs.q.float(), pool
     if path == "b1a":
         return sparse_attn_widened(q, pages, idx, sinks, **on, **paged), inputs.q.float(), pool

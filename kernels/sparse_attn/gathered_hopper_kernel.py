@@ -1,0 +1,350 @@
+"""Attention over gathered BF16 keys for Hopper, Gluon: B0 on sm_90, four warp groups of one block a multiprocessor.
+
+The same meaning as bf16_kernel.py over a buffer at head_dim 512 with BF16 results; that file is the fallback, where
+Triton computes all scores in each of two warp groups: on an H200 (2026-11-30) 49.9 us against 31.9 for 128 rows of 64
+heads and 640 keys. Written for Triton 3.6 and built for sm_90 only; the interpreter does not run it.
+
+A block owns 64 heads of one row and one split of its keys, 64 keys a step: the scores group makes S = q K^T, the
+softmax in base 2 and P (BF16, shared memory); two values groups own 256 columns of the result each, O += P V; the
+producer copies keys, 16 bytes at a time, two tiles ahead. Who may touch what in shared memory, and the barrier that
+orders it (arrivals in brackets):
+
+* key tiles: producer -> all by ``full`` [128 of the copies, 1 after the stores of what masks keys]; back by
+  ``empty`` [3: each group, its products complete]. wgmma reads what the generic proxy wrote: readers fence.
+* P, shrink: scores -> values by ``p_full`` [1: after a fence by every writing thread and a barrier of the group];
+  back by ``p_empty`` [2: products complete]. Two buffers.
+* reciprocal sums: scores -> values by ``sums_full`` [1], after the last S (one step past the end, of a tile that
+  nobody writes; dropped). Then only a values group reads the key tiles of its columns: it puts its output there.
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language import allocate_shared_memory
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.overlap import overlap
+from kernels.sparse_attn.hopper_layouts_kernel import (
+    FLOOR,
+    LAZY,
+    LN2,
+    LOG2E,
+    MASKED,
+    TINY,
+    column_layout,
+    line_layout,
+    tile_layout,
+)
+
+BLOCK = 64  # heads, and keys a step
+
+
+@gluon.constexpr_function
+def _copy_layout():
+    return gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def _accumulator(columns):
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.jit
+def _dots(q, keys, stage):
+    """Issue S = q K^T; not waited for."""
+    dots = gl.zeros([64, 64], gl.float32, _accumulator(64))
+    dots = warpgroup_mma(q[0], keys[0].index(stage).permute((1, 0)), dots, use_acc=False, is_async=True)
+    for part in gl.static_range(3):
+        dots = warpgroup_mma(q[part + 1], keys[part + 1].index(stage).permute((1, 0)), dots, is_async=True)
+    return dots
+
+
+@gluon.jit
+def _scores(
+    q_ptr,
+    sinks_ptr,
+    lse_ptr,
+    lse_at,
+    heads_left,
+    head_of_tile,
+    factor,
+    steps,
+    keys,
+    q,
+    p,
+    shrinks,
+    sums,
+    columns,
+    bars,
+    STAGES: gl.constexpr,
+    PARTIAL: gl.constexpr,
+):
+    full, empty, p_full, p_empty, sums_full = bars
+    layout: gl.constexpr = _accumulator(64)
+    by_head: gl.constexpr = gl.SliceLayout(1, layout)
+    by_key: gl.constexpr = gl.SliceLayout(0, layout)
+    wide: gl.constexpr = _copy_layout()
+    row = gl.arange(0, 64, gl.SliceLayout(1, wide))[:, None]
+    word = gl.arange(0, 128, gl.SliceLayout(0, wide))[None, :]
+    for part in gl.static_range(4):
+        async_copy.async_copy_global_to_shared(
+            q[part], q_ptr + row * 512 + part * 128 + word, row < heads_left
+        )
+    async_copy.commit_group()
+    head = gl.arange(0, 64, by_head)
+    own = head < heads_left
+    peak = gl.full([64], FLOOR, gl.float32, by_head)
+    total = gl.sum(gl.sum(gl.zeros([64, 64], gl.float32, layout).reshape([64, 8, 4, 2]), 3), 1)
+    of_total: gl.constexpr = total.type.layout
+    async_copy.wait_group(0)
+    mbarrier.wait(full.index(0), 0)
+    fence_async_shared()
+    gl.thread_barrier()
+    dots = _dots(q, keys, 0)
+    column = columns.index(0).load(by_key)
+    dots = warpgroup_mma_wait(0, deps=(dots,))
+    mbarrier.arrive(empty.index(0))
+    stage = 0
+    phase = 0
+    for step in range(steps):
+        buffer = step & 1
+        dots = dots + column[None, :]
+        highest = gl.ceil(gl.max(dots, 1) * factor)  # whole, so that p rounds as on the portable path
+        highest = gl.where(highest > peak + LAZY, highest, peak)
+        shrink = gl.exp2(peak - highest)
+        weights = gl.exp2(dots * factor - highest[:, None])
+        peak = highest
+        kept = total * gl.convert_layout(shrink, gl.SliceLayout(1, of_total), assert_trivial=True)[:, None]
+        total = kept + gl.sum(gl.sum(weights.reshape([64, 8, 4, 2]), 3), 1)
+        mbarrier.wait(p_empty.index(buffer), ((step >> 1) & 1) ^ 1)
+        p.index(buffer).store(weights.to(gl.bfloat16))
+        shrinks.index(buffer).store(shrink)
+        fence_async_shared()
+        next_stage = stage + 1
+        next_phase = phase
+        if next_stage == STAGES:
+            next_stage = 0
+            next_phase = phase ^ 1
+        mbarrier.arrive(p_full.index(buffer))
+        if step + 1 < steps:
+            mbarrier.wait(full.index(next_stage), next_phase)
+            fence_async_shared()
+        dots = _dots(q, keys, next_stage)
+        column = columns.index(next_stage).load(by_key)
+        dots = warpgroup_mma_wait(0, deps=(dots,))
+        mbarrier.arrive(empty.index(next_stage))
+        stage = next_stage
+        phase = next_phase
+    total = gl.convert_layout(gl.sum(total, 1), by_head)
+    some = gl.where(total < TINY, TINY, total)
+    lse = gl.where(total == 0, float("-inf"), peak + gl.log2(some))
+    if PARTIAL:
+        inverse = 1.0 / some
+    else:
+        lse = lse * LN2
+        sink = gl.load(sinks_ptr + head_of_tile + head, mask=own, other=0.0) * LOG2E
+        inverse = 1.0 / (some + gl.exp2(sink - peak))
+    gl.store(lse_ptr + lse_at + head, lse, mask=own)
+    sums.store(inverse)
+    mbarrier.arrive(sums_full)
+
+
+@gluon.jit
+def _values(
+    out_ptr, heads_left, steps, keys, p, shrinks, sums, bars, WHICH: gl.constexpr, STAGES: gl.constexpr
+):
+    full, empty, p_full, p_empty, sums_full = bars
+    layout: gl.constexpr = _accumulator(128)
+    by_head: gl.constexpr = gl.SliceLayout(1, layout)
+    low = gl.zeros([64, 128], gl.float32, layout)
+    high = gl.zeros([64, 128], gl.float32, layout)
+    stage = 0
+    phase = 0
+    for step in range(steps):
+        buffer = step & 1
+        mbarrier.wait(full.index(stage), phase)
+        mbarrier.wait(p_full.index(buffer), (step >> 1) & 1)
+        fence_async_shared()
+        shrink = shrinks.index(buffer).load(by_head)
+        if gl.min(shrink, 0) < 1.0:
+            low = low * shrink[:, None]
+            high = high * shrink[:, None]
+        low = warpgroup_mma(p.index(buffer), keys[2 * WHICH].index(stage), low, is_async=True)
+        high = warpgroup_mma(p.index(buffer), keys[2 * WHICH + 1].index(stage), high, is_async=True)
+        low, high = warpgroup_mma_wait(0, deps=(low, high))
+        mbarrier.arrive(empty.index(stage))
+        mbarrier.arrive(p_empty.index(buffer))
+        stage = stage + 1
+        if stage == STAGES:
+            stage = 0
+            phase = phase ^ 1
+    mbarrier.wait(sums_full, 0)
+    inverse = sums.load(by_head)[:, None]
+    keys[2 * WHICH].index(0).store((low * inverse).to(gl.bfloat16))
+    keys[2 * WHICH + 1].index(0).store((high * inverse).to(gl.bfloat16))
+    gl.thread_barrier()
+    wide: gl.constexpr = _copy_layout()
+    head = gl.arange(0, 64, gl.SliceLayout(1, wide))[:, None]
+    column = gl.arange(0, 128, gl.SliceLayout(0, wide))[None, :]
+    for part in gl.static_range(2):
+        at = out_ptr + head * 512 + (2 * WHICH + part) * 128 + column
+        gl.store(at, keys[2 * WHICH + part].index(0).load(wide), mask=head < heads_left)
+
+
+@gluon.jit
+def _producer(keys_ptr, idx_ptr, num_keys, steps, keys, columns, bars, STAGES: gl.constexpr):
+    full, empty, _p_full, _p_empty, _sums_full = bars
+    wide: gl.constexpr = _copy_layout()
+    line: gl.constexpr = line_layout()
+    row = gl.arange(0, 64, gl.SliceLayout(1, wide))[:, None]
+    word = gl.arange(0, 128, gl.SliceLayout(0, wide))[None, :]
+    key_line = gl.arange(0, 64, line)
+    stage = 0
+    phase = 1
+    for step in range(steps):
+        slot = gl.load(idx_ptr + step * 64 + key_line, mask=step * 64 + key_line < num_keys, other=-1)
+        left = num_keys - step * 64
+        source = keys_ptr + step * (64 * 512) + row * 512 + word
+        mbarrier.wait(empty.index(stage), phase)
+        for part in gl.static_range(4):
+            async_copy.async_copy_global_to_shared(keys[part].index(stage), source + part * 128, row < left)
+        async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
+        columns.index(stage).store(gl.where(slot >= 0, 0.0, MASKED))
+        mbarrier.arrive(full.index(stage))
+        stage = stage + 1
+        if stage == STAGES:
+            stage = 0
+            phase = phase ^ 1
+
+
+@gluon.jit
+def attend_gathered_hopper_kernel(
+    q_ptr,
+    keys_ptr,
+    idx_ptr,
+    sinks_ptr,
+    out_ptr,
+    lse_ptr,
+    q_stride,
+    heads,
+    num_keys,
+    factor,
+    PARTIAL: gl.constexpr,
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Grid (T * head tiles, splits), 4 warps."""
+    if PDL:
+        gdc_launch_dependents()
+    tile: gl.constexpr = tile_layout()
+    line: gl.constexpr = column_layout()
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    head_tiles = (heads + 63) // 64
+    row = (gl.program_id(0) // head_tiles).to(gl.int64)
+    head_of_tile = gl.program_id(0) % head_tiles * 64
+    split = gl.program_id(1)
+    tiles = (num_keys + 63) // 64
+    low = (split * tiles) // gl.num_programs(1)
+    steps = ((split + 1) * tiles) // gl.num_programs(1) - low
+    k0 = allocate_shared_memory(gl.bfloat16, [STAGES, 64, 128], tile)
+    k1 = allocate_shared_memory(gl.bfloat16, [STAGES, 64, 128], tile)
+    k2 = allocate_shared_memory(gl.bfloat16, [STAGES, 64, 128], tile)
+    k3 = allocate_shared_memory(gl.bfloat16, [STAGES, 64, 128], tile)
+    keys = (k0, k1, k2, k3)
+    q0 = allocate_shared_memory(gl.bfloat16, [64, 128], tile)
+    q1 = allocate_shared_memory(gl.bfloat16, [64, 128], tile)
+    q2 = allocate_shared_memory(gl.bfloat16, [64, 128], tile)
+    q3 = allocate_shared_memory(gl.bfloat16, [64, 128], tile)
+    q = (q0, q1, q2, q3)
+    p = allocate_shared_memory(gl.bfloat16, [2, 64, 64], tile)
+    shrinks = allocate_shared_memory(gl.float32, [2, 64], line)
+    sums = allocate_shared_memory(gl.float32, [64], line)
+    columns = allocate_shared_memory(gl.float32, [STAGES, 64], line)
+    full = allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    empty = allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    p_full = allocate_shared_memory(gl.int64, [2, 1], barrier)
+    p_empty = allocate_shared_memory(gl.int64, [2, 1], barrier)
+    sums_full = allocate_shared_memory(gl.int64, [1], barrier)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=129)
+        mbarrier.init(empty.index(stage), count=3)
+    for buffer in gl.static_range(2):
+        mbarrier.init(p_full.index(buffer), count=1)
+        mbarrier.init(p_empty.index(buffer), count=2)
+    mbarrier.init(sums_full, count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    if PDL:
+        gdc_wait()
+    bars = (full, empty, p_full, p_empty, sums_full)
+    written = (split * (gl.num_programs(0) // head_tiles) + row) * heads + head_of_tile
+    heads_left = heads - head_of_tile
+    idx = idx_ptr + row * num_keys + low * 64
+    gathered = keys_ptr + (row * num_keys + low * 64) * 512
+    out = out_ptr + written * 512
+    q_rows = q_ptr + row * q_stride + head_of_tile * 512
+    given = (q_rows, sinks_ptr, lse_ptr, written, heads_left, head_of_tile, factor, steps)
+    shared = (keys, q, p, shrinks, sums, columns, bars, STAGES, PARTIAL)
+    gl.warp_specialize(
+        [
+            (_scores, given + shared),
+            (_values, (out, heads_left, steps, keys, p, shrinks, sums, bars, 0, STAGES)),
+            (_values, (out, heads_left, steps, keys, p, shrinks, sums, bars, 1, STAGES)),
+            (_producer, (gathered, idx, num_keys - low * 64, steps, keys, columns, bars, STAGES)),
+        ],
+        [4, 4, 4],
+        [168, 168, 40],
+    )
+
+
+def launch(
+    q: Tensor,
+    keys: Tensor,
+    idx: Tensor,
+    sinks: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    splits: int,
+) -> None:
+    """Write ``out`` and ``lse`` (parts if splits > 1); arguments as of ``sparse_attn_gathered`` in kernel.py.
+
+    Raises
+    ------
+    ValueError
+        More splits than 64-key tiles, no keys, an ``out`` that is not BF16, a q that is not aligned.
+    """
+    rows, heads, _ = q.shape
+    num_keys = idx.shape[1]
+    if not 1 <= splits <= triton.cdiv(num_keys, BLOCK) or out.dtype != torch.bfloat16:
+        raise ValueError(
+            "sparse_attn_gathered: the Hopper kernel writes BF16 with at least 64 keys a split;"
+            f" asked for {out.dtype}, {splits} splits of {num_keys} keys"
+        )
+    if q.data_ptr() % 16 or q.stride(0) % 8 or keys.data_ptr() % 16:
+        raise ValueError("sparse_attn_gathered: rows of q, or keys, do not start at multiples of 16 bytes")
+    attend_gathered_hopper_kernel[(rows * triton.cdiv(heads, BLOCK), splits)](
+        q,
+        keys,
+        idx,
+        sinks,
+        out,
+        lse,
+        q.stride(0),
+        heads,
+        num_keys,
+        scale * float(LOG2E.value),
+        PARTIAL=splits > 1,
+        STAGES=2,
+        num_warps=4,
+        **overlap(q.device),
+    )
