@@ -29,7 +29,7 @@ class Tile(NamedTuple):
 PREFILL = Tile(keys=128, warps=4, stages=3)
 ROWS = 64  # of prefill's programs
 # 6 programs a multiprocessor with 3 stages of 64 keys each: one's products hide behind the others' copies. H200,
-# 2026-11-30, us at (B, entries) = (1, 32K), (64, 8K), (64, 32K), (256, 8K), (256, 32K):
+# 2026-11-30, before launches overlapped, us at (B, entries) = (1, 32K), (64, 8K), (64, 32K), (256, 8K), (256, 32K):
 # 64 keys, 3 stages, 792 places 4.8 23.1 75.2 74.9 286; 64, 4, 528 4.8 23.8 78.8 78.8 298; 128, 4, 396 5.2 24.4 78.1
 # 86.5 329; more programs than places 4.8 24.1 76.2 76.3 284. A Gluon kernel of one block a multiprocessor, three warp
 # groups of products and one of copies, took 6.0 24.3 79.8 80.6 300.
