@@ -8,10 +8,10 @@ sparse_attn_widened   B1a    FP8 pages in place, widened in registers   BF16
 sparse_attn_fp8       B1     FP8 pages in place, to the tensor cores    FP8, one term or two
 ====================  =====  =========================================  ==========================
 
-p is relative to a running maximum rounded up to a power of two (but for B1 on Hopper: to one that is not rounded),
-where the ref's is relative to the row's final one: both round with the same relative error, not to the same value. Tiles and splits change the order of sums alone (on
-the portable path): FP32, and where keys are split, parts stored in BF16. The number of splits is a function of the
-launch; see :mod:`kernels.sparse_attn.combine_kernel`.
+p is relative to a running maximum rounded up to a power of two (to one that is not rounded for B1 on Hopper), where
+the ref's is relative to the row's final one: both round with the same relative error, not to the same value. Tiles
+and splits change the order of sums alone (but for B1 on Hopper): FP32, and where keys are split, parts stored in
+BF16. The number of splits is a function of the launch; see :mod:`kernels.sparse_attn.combine_kernel`.
 """
 
 from typing import Literal
