@@ -8,7 +8,7 @@ import torch
 from kernels._check import assert_bitwise
 from kernels.sparse_attn import hopper_kernel
 from kernels.sparse_attn.kernel import path_of, room, sparse_attn_fp8
-from kernels.sparse_attn.test_sparse_attn_kernel import (
+from kernels.sparse_attn.test_bound import (
     PAGE,
     assert_close,
     assert_faults_leave_the_bound,
