@@ -28,6 +28,7 @@ KERNEL_ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
     "kernels/mhc_rmsnorm_quantise_nvfp4/kernel.py": {"mhc_quant": ("fused",)},
     "kernels/sparse_attn/bf16_kernel.py": {"q_format": ("bf16",)},
     "kernels/sparse_attn/fp8_kernel.py": {"q_format": ("fp8", "fp8x2")},
+    "kernels/sparse_attn/gathered_hopper_kernel.py": {"kv_read": ("gather_bf16",)},
     "kernels/sparse_attn/hopper_kernel.py": {"q_format": ("fp8", "fp8x2")},
 }
 KERNELS = "dsv4.backend.start"  # the one module through which kernels are reached
