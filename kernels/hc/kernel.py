@@ -1,7 +1,7 @@
 """mHC, Triton; the contracts are in :mod:`kernels.hc.ref`. Four streams, as every released model has.
 
 ``mix`` is two launches at any number of rows: partial sums, then what makes weights of them
-(:mod:`kernels.hc.mix_kernel`).
+(:mod:`kernels.hc.weights_kernel`).
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,15 @@ from torch import Tensor
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT
-from kernels.hc.mix_kernel import GROUP, SEGMENT, finish_kernel, partial_kernel
+from kernels.hc.finish_kernel import finish_kernel
+from kernels.hc.mix_kernel import partial_kernel
 from kernels.hc.ref import Mix
 from kernels.hc.streams_kernel import collapse_kernel, expand_kernel
+from kernels.hc.weights_kernel import STREAMS, partial_sums, tiles, weights
+from kernels.overlap import OVERLAPPED
 from kernels.rmsnorm.kernel import FLOATS
 
-STREAMS = 4
+__all__ = ["builds", "collapse", "expand", "head_collapse", "mix", "partial_sums"]
 F32 = torch.float32
 
 
@@ -46,7 +49,7 @@ def mix(
     iterations : int
         At least 1.
     out : Mix, contiguous, optional
-    part : what :func:`partial_sums` gives, optional
+    part : what :func:`kernels.hc.weights_kernel.partial_sums` gives, optional
         Memory for the sums between the two launches.
 
     Returns
@@ -74,7 +77,7 @@ def mix(
         post=(out.post, f"{T} 4", F32),
         comb=(out.comb, f"{T} 4 4", F32),
     )
-    _weights(streams, fn, base, scale, out, part, norm_eps, hc_eps, iterations)
+    weights(streams, fn, base, scale, out, part, norm_eps, hc_eps, iterations)
     return out
 
 
@@ -110,7 +113,7 @@ def head_collapse(
     T, _ = _check_streams("hc_head_collapse", streams)
     _check_weights("hc_head_collapse", streams, fn, base, scale, STREAMS, 1)
     pre = torch.empty(T, STREAMS, dtype=F32, device=streams.device)
-    _weights(streams, fn, base, scale, Mix(pre, pre, pre), None, norm_eps, hc_eps, 0)
+    weights(streams, fn, base, scale, Mix(pre, pre, pre), None, norm_eps, hc_eps, 0)
     return collapse(streams, pre, dtype=dtype)
 
 
@@ -228,96 +231,19 @@ def _check_weights(
     )
 
 
-def _tiles(num_rows: int, K: int) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Constants of the first kernel, of the second, and how many splits and warps there are.
-
-    Under 2048 rows a program a segment fills the SMs and each reads all it needs at once; beyond, a program a group
-    writes a sixteenth of the partial sums. Tiles of 128 rows halve how often ``fn`` is read from L2.
-    """
-    segments = triton.cdiv(K, SEGMENT)
-    groups = triton.cdiv(segments, GROUP)
-    many = num_rows >= 2048
-    block = 128 if num_rows >= 4096 else 64
-    first = {
-        "SEGMENTS": GROUP if many else 1,
-        "SIZE": SEGMENT,
-        "BLOCK_T": block,
-        "BLOCK_K": 128,
-        "STAGES": 2 if many else 1,
-    }
-    rows = 1 if num_rows <= 64 else 32 if many else 4
-    second = {"SPLITS": 1 if many else GROUP, "GROUPS": triton.next_power_of_2(groups), "ROWS": rows}
-    return first, second, {"splits": groups if many else segments, "warps": block // 16}
-
-
-def partial_sums(T: int, D: int, device: torch.device | str) -> Tensor:
-    """Memory between the two launches of T rows: (splits + 1, T, 32) FP32, the last for the sums' own sum."""
-    splits = _tiles(T, STREAMS * D)[2]["splits"]
-    return torch.empty(splits + 1, T, 32, dtype=F32, device=device)
-
-
-def _weights(
-    streams: Tensor,
-    fn: Tensor,
-    base: Tensor,
-    scale: Tensor,
-    out: Mix,
-    part: Tensor | None,
-    norm_eps: float,
-    hc_eps: float,
-    iterations: int,
-) -> None:
-    T, D = streams.shape[0], streams.shape[2]
-    if T == 0:
-        return
-    K = STREAMS * D
-    first, second, sizes = _tiles(T, K)
-    splits = sizes["splits"]
-    part = partial_sums(T, D, streams.device) if part is None else part
-    check("hc_mix", dense=["part"], part=(part, f"{splits + 1} {T} 32", F32))
-    partial_kernel[(triton.cdiv(T, first["BLOCK_T"]), splits)](
-        streams,
-        fn,
-        part,
-        streams.stride(0),
-        T,
-        K,
-        OUTPUTS=len(fn),
-        num_warps=sizes["warps"],
-        **first,
-        **EXACT,
-    )
-    finish_kernel[(triton.cdiv(T, second["ROWS"]),)](
-        part,
-        part[splits],
-        base,
-        scale,
-        *out,
-        T,
-        splits,
-        K,
-        norm_eps,
-        hc_eps,
-        ITERATIONS=iterations,
-        num_warps=4,
-        **second,
-        **EXACT,
-    )
-
-
 def builds(sizes: Sizes) -> list[Build]:
     """The mix of few and of many rows, the streams' sum and their update."""
     K, found = STREAMS * sizes.hidden_size, []
-    for phase, T in (("decode", 1), ("prefill", 4096)):
-        first, second, chosen = _tiles(T, K)
+    for phase, T in (("decode", 1), ("batch", 512), ("prefill", 4096)):
+        chosen = tiles(T, K)
+        streams = "*i16" if chosen.halves else "*bf16"
         found += [
             _build(
                 f"hc/mix_partial_{phase}/{sizes.name}",
                 partial_kernel,
-                {"streams_ptr": "*bf16", "fn_ptr": "*fp32", "part_ptr": "*fp32"},
+                {"streams_ptr": streams, "fn_ptr": "*fp32", "part_ptr": "*fp32"},
                 ("streams_stride", "num_rows", "K"),
-                {"OUTPUTS": 24, **first},
-                chosen["warps"],
+                {"OUTPUTS": 24, "PDL": True, **chosen.first, **OVERLAPPED},
                 aligned=("streams_stride", "K"),
             ),
             _build(
@@ -328,8 +254,13 @@ def builds(sizes: Sizes) -> list[Build]:
                     "*fp32",
                 ),
                 ("num_rows", "num_splits", "K"),
-                {"ITERATIONS": sizes.hc_sinkhorn_iters, **second},
-                4,
+                {
+                    "ITERATIONS": sizes.hc_sinkhorn_iters,
+                    "FAST": True,
+                    "PDL": chosen.early,
+                    **chosen.second,
+                    **(OVERLAPPED if chosen.early else {}),
+                },
                 floats=("norm_eps", "hc_eps"),
             ),
         ]
@@ -337,7 +268,14 @@ def builds(sizes: Sizes) -> list[Build]:
     integers = ("streams_stride", "num_rows", "D")
     constants = {"ROWS": 1, "BLOCK_D": 2048}
     found.append(
-        _build(f"hc/collapse/{sizes.name}", collapse_kernel, pointers, integers, constants, 8, integers[::2])
+        _build(
+            f"hc/collapse/{sizes.name}",
+            collapse_kernel,
+            pointers,
+            integers,
+            constants | {"num_warps": 8, **EXACT},
+            integers[::2],
+        )
     )
     pointers = {
         "streams_ptr": "*bf16",
@@ -348,7 +286,14 @@ def builds(sizes: Sizes) -> list[Build]:
     }
     integers = ("streams_stride", "y_stride", "D")
     found.append(
-        _build(f"hc/expand/{sizes.name}", expand_kernel, pointers, integers, {"BLOCK_D": 1024}, 4, integers)
+        _build(
+            f"hc/expand/{sizes.name}",
+            expand_kernel,
+            pointers,
+            integers,
+            {"BLOCK_D": 1024, "num_warps": 4, **EXACT},
+            integers,
+        )
     )
     return found
 
@@ -359,15 +304,15 @@ def _build(
     pointers: Mapping[str, str],
     integers: tuple[str, ...],
     constants: Mapping[str, Any],
-    warps: int,
     aligned: tuple[str, ...] = (),
     floats: tuple[str, ...] = (),
 ) -> Build:
+    """``constants`` hold the launch options too, in lower case."""
     return Build(
         name=name,
         kernel=kernel,
         signature={**pointers, **dict.fromkeys(integers, "i32"), **dict.fromkeys(floats, "fp32")},
-        constants=constants,
+        constants={key: value for key, value in constants.items() if key.isupper()},
         aligned=(*pointers, *aligned),
-        options={"num_warps": warps, **EXACT},
+        options={key: value for key, value in constants.items() if not key.isupper()},
     )

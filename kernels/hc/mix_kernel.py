@@ -1,8 +1,8 @@
-"""mHC's mixing weights as Triton bodies: a product cut along its sum, then what turns logits into weights.
+"""mHC's mixing product as a Triton body, cut along its sum; :mod:`kernels.hc.finish_kernel` makes weights of the cuts.
 
-The sum over K = 4 D runs over segments of 256 in a fixed order, whatever the number of rows: within a group of 16
-segments one after the other, groups as a tree. A launch of few rows has a program a segment, and the second kernel
-adds them in that order; a launch of many rows has a program a group. Either gives a row the same bits.
+The sum over K = 4 D runs over segments of 256 in a fixed order, whatever the number of rows: four segments one after
+the other, four of these likewise, and sixteens as a tree. A program sums one, four or sixteen segments, and the
+second kernel adds the rest in that order: a row gets the same bits from all three.
 
 Streams are BF16 in memory, so a product with an FP32 weight is exact as three BF16 products (8 + 8 + 8 bits), on
 tensor cores, summed in FP32: no accuracy is given up for speed, unlike TF32, which cuts the weight to 11 bits.
@@ -12,20 +12,27 @@ FP32 streams are cut in three as well; of the nine products the six above 2^-24 
 import triton
 import triton.language as tl
 
-from kernels.rmsnorm.kernel import tree_sum
+from kernels.overlap import follow
+from kernels.rmsnorm.row_kernel import eighths, onto_halves
 
 SEGMENT = 256
-GROUP = 16  # segments
+FOUR = 4  # segments, and fours of them
 COLUMNS = tl.constexpr(32)  # of partial sums: comb at 0, pre at 16, post at 20, the sum of squares at 24
 
 
 @triton.jit
+def _upper(x):
+    """FP32 as BF16, cut off: exact where the lower 16 bits are 0."""
+    return (x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
 def _three_terms(x):
-    """FP32 as three BF16 values whose sum it is, largest first."""
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    """FP32 as three BF16 values whose sum it is, largest first: cut, not rounded, as that takes two bare operations."""
+    high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    rest = x - high
+    middle = (rest.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return _upper(high), _upper(middle), _upper(rest - middle)
 
 
 @triton.jit
@@ -47,6 +54,25 @@ def _product(x, weight, total):
 
 
 @triton.jit
+def _add_squares(x, total, ROWS: tl.constexpr, EIGHTS: tl.constexpr):
+    """``total`` [ROWS, EIGHTS] and the squares of FP32 [ROWS, 8 EIGHTS], eight neighbours as a chain."""
+    x0, x1, x2, x3, x4, x5, x6, x7 = eighths(tl.reshape(x, (ROWS, EIGHTS, 8)), ROWS, EIGHTS)
+    total = tl.fma(x1, x1, tl.fma(x0, x0, total))
+    total = tl.fma(x3, x3, tl.fma(x2, x2, total))
+    total = tl.fma(x5, x5, tl.fma(x4, x4, total))
+    return tl.fma(x7, x7, tl.fma(x6, x6, total))
+
+
+@triton.jit
+def _load(x_at, fn_at, at, held, used, K):
+    """Streams and weights at the columns ``at``, zeros where there are none."""
+    x = tl.load(x_at + at[None, :], held[:, None] & (at < K)[None, :], other=0)
+    if x.dtype == tl.int16:
+        x = x.to(tl.bfloat16, bitcast=True)
+    return x, tl.load(fn_at + at[None, :], used[:, None] & (at < K)[None, :], other=0.0)
+
+
+@triton.jit
 def partial_kernel(
     streams_ptr,
     fn_ptr,
@@ -60,8 +86,13 @@ def partial_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Sums of SEGMENTS segments of SIZE for BLOCK_T rows, not normalised: part [split, T, 32]."""
+    """Sums of SEGMENTS segments of SIZE for BLOCK_T rows, not normalised: part [split, T, 32].
+
+    Streams are FP32, BF16, or BF16 as int16: then the tensor cores take them from registers, not from shared memory.
+    """
+    follow(PDL)
     row = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     split = tl.program_id(1)
     column = tl.arange(0, COLUMNS)
@@ -70,136 +101,37 @@ def partial_kernel(
     k = tl.arange(0, BLOCK_K)
     x_at = streams_ptr + row.to(tl.int64)[:, None] * streams_stride
     fn_at = fn_ptr + output[:, None] * K
+    STEPS: tl.constexpr = SIZE // BLOCK_K
     total = tl.zeros((BLOCK_T, COLUMNS), tl.float32)
-    squares = tl.zeros((BLOCK_T,), tl.float32)
-    for segment in tl.range(split * SEGMENTS, (split + 1) * SEGMENTS, num_stages=STAGES):
-        part = tl.zeros((BLOCK_T, COLUMNS), tl.float32)
-        square = tl.zeros((BLOCK_T, BLOCK_K), tl.float32)
-        for step in tl.static_range(SIZE // BLOCK_K):
-            at = segment * SIZE + step * BLOCK_K + k
-            x = tl.load(x_at + at[None, :], (row < num_rows)[:, None] & (at < K)[None, :], other=0.0)
-            weight = tl.load(fn_at + at[None, :], used[:, None] & (at < K)[None, :], other=0.0)
+    four = tl.zeros((BLOCK_T, COLUMNS), tl.float32)
+    part = tl.zeros((BLOCK_T, COLUMNS), tl.float32)
+    total_square = tl.zeros((BLOCK_T,), tl.float32)
+    four_square = tl.zeros((BLOCK_T,), tl.float32)
+    square = tl.zeros((BLOCK_T, BLOCK_K // 8), tl.float32)
+    if SEGMENTS == 1:  # unrolled: all loads are on their way at once
+        for step in tl.static_range(STEPS):
+            at = split * SIZE + step * BLOCK_K + k
+            x, weight = _load(x_at, fn_at, at, row < num_rows, used, K)
             part = _product(x, weight, part)
-            wide = x.to(tl.float32)
-            square = tl.fma(wide, wide, square)
-        total += part
-        squares += tree_sum(square, BLOCK_T, BLOCK_K)
+            square = _add_squares(x.to(tl.float32), square, BLOCK_T, BLOCK_K // 8)
+        total = part
+        total_square = onto_halves(square, BLOCK_T, BLOCK_K // 8)
+    else:
+        for step in tl.range(0, SEGMENTS * STEPS, num_stages=STAGES):
+            at = split * (SEGMENTS * SIZE) + step * BLOCK_K + k
+            x, weight = _load(x_at, fn_at, at, row < num_rows, used, K)
+            part = _product(x, weight, part)
+            square = _add_squares(x.to(tl.float32), square, BLOCK_T, BLOCK_K // 8)
+            if (step + 1) % STEPS == 0:
+                four += part
+                four_square += onto_halves(square, BLOCK_T, BLOCK_K // 8)
+                part = tl.zeros((BLOCK_T, COLUMNS), tl.float32)
+                square = tl.zeros((BLOCK_T, BLOCK_K // 8), tl.float32)
+                if (step + 1) % (4 * STEPS) == 0:
+                    total += four
+                    total_square += four_square
+                    four = tl.zeros((BLOCK_T, COLUMNS), tl.float32)
+                    four_square = tl.zeros((BLOCK_T,), tl.float32)
     to = part_ptr + (split.to(tl.int64) * num_rows + row) * COLUMNS
     tl.store(to[:, None] + column[None, :], total, (row < num_rows)[:, None] & (column < 24)[None, :])
-    tl.store(to + 24, squares, row < num_rows)
-
-
-@triton.jit
-def _over_groups(x, GROUPS: tl.constexpr, SIZE: tl.constexpr):
-    """Sum of [GROUPS, SIZE] over the first axis as a tree: [SIZE]."""
-    if GROUPS == 1:
-        return tl.reshape(x, (SIZE,))
-    else:
-        return _over_groups(tl.sum(tl.reshape(x, (GROUPS // 2, 2, SIZE)), 1), GROUPS // 2, SIZE)
-
-
-@triton.jit
-def finish_kernel(
-    part_ptr,
-    sum_ptr,
-    base_ptr,
-    scale_ptr,
-    pre_ptr,
-    post_ptr,
-    comb_ptr,
-    num_rows,
-    num_splits,
-    K,
-    norm_eps,
-    hc_eps,
-    ITERATIONS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Add a row's partial sums (SPLITS a group), normalise, and make weights; ITERATIONS 0: only pre, of the head."""
-    at = tl.arange(0, ROWS * COLUMNS)
-    row, column = tl.program_id(0) * ROWS + at // COLUMNS, at % COLUMNS
-    group = tl.arange(0, GROUPS)[:, None]
-    total = tl.zeros((GROUPS, ROWS * COLUMNS), tl.float32)
-    held = ((row < num_rows) & (column < 25))[None, :]
-    for step in tl.static_range(SPLITS):
-        split = group * SPLITS + step
-        place = (split.to(tl.int64) * num_rows + row[None, :]) * COLUMNS + column[None, :]
-        total += tl.load(part_ptr + place, held & (split < num_splits), other=0.0)
-    sums = _over_groups(total, GROUPS, ROWS * COLUMNS)
-    # through memory: every thread then has whole rows, whose 20 passes need no exchange
-    tl.store(sum_ptr + row.to(tl.int64) * COLUMNS + column, sums, row < num_rows)
-    tl.debug_barrier()
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    own = row < num_rows
-    sum_at = sum_ptr + row.to(tl.int64) * COLUMNS
-    size = tl.full((ROWS,), 1.0, tl.float32) * K
-    mean = tl.div_rn(tl.load(sum_at + 24, own, other=0.0), size)
-    inverse = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(mean + norm_eps))
-    _store_gates(sum_at + 16, base_ptr, tl.load(scale_ptr) * inverse, pre_ptr + row * 4, own, 1.0, hc_eps)
-    if ITERATIONS > 0:
-        post_scale = tl.load(scale_ptr + 1) * inverse
-        _store_gates(sum_at + 20, base_ptr + 4, post_scale, post_ptr + row * 4, own, 2.0, 0.0)
-        comb_scale = tl.load(scale_ptr + 2) * inverse
-        _store_comb(sum_at, base_ptr + 8, comb_scale, comb_ptr + row * 16, own, hc_eps, ITERATIONS)
-
-
-@triton.jit
-def _store_gates(sum_ptr, base_ptr, scale, out_ptr, own, factor, offset):
-    """``factor * sigmoid(sum * scale + base) + offset`` of four columns."""
-    for stream in tl.static_range(4):
-        logit = tl.load(sum_ptr + stream, own, other=0.0) * scale + tl.load(base_ptr + stream)
-        tl.store(out_ptr + stream, factor / (1.0 + tl.exp(-logit)) + offset, own)
-
-
-@triton.jit
-def _load_row(sum_ptr, base_ptr, scale, own, hc_eps, ROW: tl.constexpr):
-    """One row of comb after its softmax: four values a token."""
-    a = tl.load(sum_ptr + ROW * 4, own, other=0.0) * scale + tl.load(base_ptr + ROW * 4)
-    b = tl.load(sum_ptr + ROW * 4 + 1, own, other=0.0) * scale + tl.load(base_ptr + ROW * 4 + 1)
-    c = tl.load(sum_ptr + ROW * 4 + 2, own, other=0.0) * scale + tl.load(base_ptr + ROW * 4 + 2)
-    d = tl.load(sum_ptr + ROW * 4 + 3, own, other=0.0) * scale + tl.load(base_ptr + ROW * 4 + 3)
-    top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
-    a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
-    inverse = 1.0 / ((a + b) + (c + d))
-    return a * inverse + hc_eps, b * inverse + hc_eps, c * inverse + hc_eps, d * inverse + hc_eps
-
-
-@triton.jit
-def _over_sum(a, b, c, d, hc_eps):
-    """Four values over their sum + hc_eps."""
-    inverse = 1.0 / (((a + b) + (c + d)) + hc_eps)
-    return a * inverse, b * inverse, c * inverse, d * inverse
-
-
-@triton.jit
-def _store_comb(sum_ptr, base_ptr, scale, comb_ptr, own, hc_eps, ITERATIONS: tl.constexpr):
-    """Sinkhorn in registers, a token a thread; xjk is comb[j, k]."""
-    x00, x01, x02, x03 = _load_row(sum_ptr, base_ptr, scale, own, hc_eps, 0)
-    x10, x11, x12, x13 = _load_row(sum_ptr, base_ptr, scale, own, hc_eps, 1)
-    x20, x21, x22, x23 = _load_row(sum_ptr, base_ptr, scale, own, hc_eps, 2)
-    x30, x31, x32, x33 = _load_row(sum_ptr, base_ptr, scale, own, hc_eps, 3)
-    for step in range(ITERATIONS):
-        if step > 0:
-            x00, x01, x02, x03 = _over_sum(x00, x01, x02, x03, hc_eps)
-            x10, x11, x12, x13 = _over_sum(x10, x11, x12, x13, hc_eps)
-            x20, x21, x22, x23 = _over_sum(x20, x21, x22, x23, hc_eps)
-            x30, x31, x32, x33 = _over_sum(x30, x31, x32, x33, hc_eps)
-        x00, x10, x20, x30 = _over_sum(x00, x10, x20, x30, hc_eps)
-        x01, x11, x21, x31 = _over_sum(x01, x11, x21, x31, hc_eps)
-        x02, x12, x22, x32 = _over_sum(x02, x12, x22, x32, hc_eps)
-        x03, x13, x23, x33 = _over_sum(x03, x13, x23, x33, hc_eps)
-    _store_row(comb_ptr, x00, x01, x02, x03, own)
-    _store_row(comb_ptr + 4, x10, x11, x12, x13, own)
-    _store_row(comb_ptr + 8, x20, x21, x22, x23, own)
-    _store_row(comb_ptr + 12, x30, x31, x32, x33, own)
-
-
-@triton.jit
-def _store_row(to, a, b, c, d, own):
-    """Four values a token beside each other."""
-    tl.store(to, a, own)
-    tl.store(to + 1, b, own)
-    tl.store(to + 2, c, own)
-    tl.store(to + 3, d, own)
+    tl.store(to + 24, total_square, row < num_rows)

@@ -62,9 +62,9 @@ def _kv_norm_rope_store_kernel(
     tail = NOPE + tl.arange(0, 64)
     rope = tl.load(at + tail[None, :], held[:, None], other=0.0).to(tl.float32)
     inverse = inverse_rms(kv, NOPE + 64, eps, ROWS, COLS)[:, None]
-    nope = stored(kv * inverse * weight[None, :], BETWEEN)
+    nope = stored(kv * weight[None, :] * inverse, BETWEEN)
     nope = tl.where((col < NOPE)[None, :], nope, 0.0)  # a NaN in rope stays there
-    rope = stored(rope * inverse * tl.load(weight_ptr + tail).to(tl.float32)[None, :], BETWEEN)
+    rope = stored(rope * tl.load(weight_ptr + tail).to(tl.float32)[None, :] * inverse, BETWEEN)
     cos, sin = load_cos_sin(cos_ptr, sin_ptr, row, held, 32, False)
     rope = stored(rotated(rope, cos, sin, ROWS, 32), BETWEEN)
     store_record(

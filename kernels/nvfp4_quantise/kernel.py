@@ -7,57 +7,36 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
-from kernels.formats import device as fmt
+from kernels.formats.nvfp4_kernel import nvfp4_row
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
-from kernels.rmsnorm.kernel import FLOATS, SMS, check_width, num_programs, rows_and_warps
+from kernels.overlap import OVERLAPPED, follow, overlap
+from kernels.rmsnorm.kernel import FLOATS, check_width, row_constants
+from kernels.rmsnorm.row_kernel import group_max, load_row, paired, row_top
 
 U8, F32 = torch.uint8, torch.float32
-OUT_SIGNATURE = {"code_ptr": "*u8", "scale_ptr": "*u8", "gsa_ptr": "*fp32"}
+OUT_SIGNATURE = {"code_ptr": "*i32", "scale_ptr": "*u8", "gsa_ptr": "*fp32"}  # codes eight at a time
 
 
 @triton.jit
-def store_nvfp4(y, code_ptr, scale_ptr, gsa_ptr, row, num_rows, D, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Quantise and store whole rows: ``y`` [ROWS, BLOCK_D] FP32, zeros beyond D, for the rows ``row`` [ROWS]."""
-    packed, scale, gsa = fmt.nvfp4_rows(y, ROWS, BLOCK_D)
-    wide, held = row.to(tl.int64)[:, None], (row < num_rows)[:, None]
-    pair, group = tl.arange(0, BLOCK_D // 2)[None, :], tl.arange(0, BLOCK_D // 16)[None, :]
-    tl.store(code_ptr + wide * (D // 2) + pair, packed, held & (pair < D // 2))
-    byte = scale.to(tl.uint8, bitcast=True)
-    tl.store(scale_ptr + wide * (D // 16) + group, byte, held & (group < D // 16))
-    tl.store(gsa_ptr + row, gsa, row < num_rows)
+def store_nvfp4(y, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS: tl.constexpr):
+    """Quantise and store the row ``row`` (int64): FP32 [GROUPS, 2, 8], zeros beyond D, its groups' amax, its own."""
+    word, scale, gsa = nvfp4_row(y, amax, top, GROUPS)
+    group = tl.arange(0, GROUPS)
+    at = group[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(code_ptr + row * (D // 8) + at, word.to(tl.int32, bitcast=True), at < D // 8)
+    tl.store(scale_ptr + row * (D // 16) + group, scale, group < D // 16)
+    tl.store(gsa_ptr + row, gsa)
 
 
 @triton.jit
 def _nvfp4_quantise_kernel(
-    x_ptr,
-    code_ptr,
-    scale_ptr,
-    gsa_ptr,
-    x_stride,
-    num_rows,
-    D,
-    ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    x_ptr, code_ptr, scale_ptr, gsa_ptr, x_stride, D, GROUPS: tl.constexpr, PDL: tl.constexpr
 ):
-    col = tl.arange(0, BLOCK_D)[None, :]
-    for start in range(tl.program_id(0) * ROWS, num_rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        mask = (row < num_rows)[:, None] & (col < D)
-        x = tl.load(x_ptr + row.to(tl.int64)[:, None] * x_stride + col, mask, other=0.0).to(tl.float32)
-        store_nvfp4(x, code_ptr, scale_ptr, gsa_ptr, row, num_rows, D, ROWS, BLOCK_D)
-
-
-def launch(num_rows: int, block: int) -> tuple[tuple[int], dict[str, int], dict[str, int]]:
-    """Grid, row constants and options of a kernel that quantises whole rows of ``block`` values.
-
-    Many rows hide memory behind each other only if several programs fit an SM: at most 80 registers a thread let
-    three programs of eight warps in, 64 two of sixteen.
-    """
-    rows, warps = rows_and_warps(block, num_rows)
-    options = {"num_warps": warps, **fmt.EXACT}
-    if num_rows > SMS:
-        options["maxnreg"] = 80 if warps <= 8 else 64
-    return (num_programs(num_rows, rows, warps),), {"ROWS": rows, "BLOCK_D": block}, options
+    follow(PDL)
+    row = tl.program_id(0).to(tl.int64)  # row * stride outgrows int32 on a long prompt
+    x = load_row(x_ptr + row * x_stride, D, GROUPS)
+    amax = group_max(x, GROUPS)
+    store_nvfp4(x, amax, row_top(amax), code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS)
 
 
 def quantise(x: Tensor, *, out: Nvfp4Rows | None = None) -> Nvfp4Rows:
@@ -82,9 +61,17 @@ def quantise(x: Tensor, *, out: Nvfp4Rows | None = None) -> Nvfp4Rows:
     rows_out = allocate("nvfp4_quantise", T, D, x.device, out)
     if T == 0 or D == 0:
         return rows_out
-    grid, constants, options = launch(T, triton.next_power_of_2(D))
-    _nvfp4_quantise_kernel[grid](x, *rows_out, x.stride(0), T, D, **constants, **options)
+    constants, options = row_constants(D)
+    from_x = paired(x)
+    _nvfp4_quantise_kernel[(T,)](
+        from_x, *in_words(rows_out), from_x.stride(0), D, **constants, **options, **overlap(x.device)
+    )
     return rows_out
+
+
+def in_words(rows: Nvfp4Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes as int32 of eight, scales and gsa: a kernel's outputs."""
+    return rows.codes.view(torch.int32), rows.scales, rows.gsa
 
 
 def allocate(op: str, T: int, D: int, device: torch.device, out: Nvfp4Rows | None) -> Nvfp4Rows:
@@ -115,21 +102,15 @@ def builds(sizes: Sizes) -> list[Build]:
     """The quantiser before the linears of a layer."""
     found = []
     for name, D in {"hidden": sizes.hidden_size, "q_lora": sizes.q_lora_rank}.items():
-        _, constants, options = launch(4096, triton.next_power_of_2(D))
+        constants, options = row_constants(D)
         found.append(
             Build(
                 name=f"nvfp4_quantise/{name}/{sizes.name}",
                 kernel=_nvfp4_quantise_kernel,
-                signature={
-                    "x_ptr": "*bf16",
-                    **OUT_SIGNATURE,
-                    "x_stride": "i32",
-                    "num_rows": "i32",
-                    "D": "i32",
-                },
-                constants=constants,
+                signature={"x_ptr": "*i32", **OUT_SIGNATURE, "x_stride": "i32", "D": "i32"},
+                constants={"PDL": True, **constants},
                 aligned=("x_ptr", *OUT_SIGNATURE, "x_stride", "D"),
-                options=options,
+                options={**options, **OVERLAPPED},
             )
         )
     return found

@@ -1,4 +1,9 @@
-"""P4: RMSNorm and quantiser in one launch, against its two kernels, at the input norm and at q_a's."""
+"""P4: RMSNorm and quantiser in one launch, against torch's ops and its own two kernels, input norm and q_a's.
+
+What is replaced is the unfused path as the plan counts it, the formats' torch ops: the norm, then amax, gsa, scales,
+codes, bytes. Our own unfused kernels are a fairer peer, shown beside it: two launches cannot cost three times one,
+as a launch alone is 1.4 us here.
+"""
 
 from collections.abc import Iterator
 
@@ -6,6 +11,7 @@ import torch
 
 from kernels.bench_case import OURS, REPLACED, Case, rotation
 from kernels.build_spec import FLASH, PRO
+from kernels.formats import e2m1, nvfp4
 from kernels.nvfp4_quantise.kernel import quantise
 from kernels.rmsnorm.kernel import rmsnorm
 from kernels.rmsnorm_quantise_nvfp4.kernel import rmsnorm_quantise
@@ -37,6 +43,12 @@ def _case(T: int, D: int, device: torch.device) -> Case:
         rmsnorm(x[i], weight, eps=EPS, out=normed)
         quantise(normed, out=codes)
 
+    def torch_ops(i: int) -> None:
+        wide = torch.nn.functional.rms_norm(x[i], (D,), weight, EPS)
+        made, scales, _ = nvfp4.quantise(wide)
+        codes.codes.copy_(e2m1.pack(made))
+        codes.scales.copy_(scales)
+
     def check() -> None:
         two_kernels(0)
         fused = rmsnorm_quantise(x[0], weight, eps=EPS, between=torch.bfloat16).rows
@@ -47,9 +59,9 @@ def _case(T: int, D: int, device: torch.device) -> Case:
     return Case(
         group="p4_p5_prefill" if T == 4096 else "p4_p5_decode" if T == 1 else "p4",
         name=f"P4, T={T}, {D} values",
-        paths={OURS: ours, REPLACED: two_kernels},
+        paths={OURS: ours, REPLACED: torch_ops, "our unfused kernels": two_kernels},
         copies=copies,
         bytes=size + 2 * D,
-        launches={OURS: 1, REPLACED: 2},
+        launches={OURS: 1, "our unfused kernels": 2},
         check=check,
     )

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
-from kernels.nvfp4_quantise.kernel import OUT_SIGNATURE, allocate, launch, store_nvfp4
-from kernels.rmsnorm.kernel import FLOATS, load_weight, normalised, stored
+from kernels.nvfp4_quantise.kernel import OUT_SIGNATURE, allocate, in_words, store_nvfp4
+from kernels.overlap import OVERLAPPED, follow, overlap
+from kernels.rmsnorm.kernel import FLOATS, row_constants
+from kernels.rmsnorm.row_kernel import columns, load_row, load_row_weight, norm_row, paired
 from kernels.rmsnorm_quantise_nvfp4.ref import NormedRows
 
 TRITON = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -27,26 +29,29 @@ def _rmsnorm_quantise_kernel(
     scale_ptr,
     gsa_ptr,
     x_stride,
-    num_rows,
     D,
     eps,
     WEIGHTED: tl.constexpr,
     BETWEEN: tl.constexpr,
     COPY: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    col = tl.arange(0, BLOCK_D)
-    weight = load_weight(weight_ptr, col, D, WEIGHTED)
-    for start in range(tl.program_id(0) * ROWS, num_rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        wide = row.to(tl.int64)[:, None]  # row * stride outgrows int32 on a long prompt
-        mask = (row < num_rows)[:, None] & (col < D)[None, :]
-        x = tl.load(x_ptr + wide * x_stride + col[None, :], mask, other=0.0).to(tl.float32)
-        y = stored(normalised(x, weight, D, eps, ROWS, BLOCK_D), BETWEEN)
-        if COPY:
-            tl.store(copy_ptr + wide * D + col[None, :], y.to(copy_ptr.dtype.element_ty), mask)
-        store_nvfp4(y, code_ptr, scale_ptr, gsa_ptr, row, num_rows, D, ROWS, BLOCK_D)
+    follow(PDL)
+    row = tl.program_id(0).to(tl.int64)  # row * stride outgrows int32 on a long prompt
+    x = load_row(x_ptr + row * x_stride, D, GROUPS)
+    weight = load_row_weight(weight_ptr, D, GROUPS, WEIGHTED)
+    y, amax, top = norm_row(x, weight, D, eps, BETWEEN, GROUPS)
+    if COPY:
+        store_copy(y, copy_ptr, row, D, GROUPS)
+    store_nvfp4(y, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS)
+
+
+@triton.jit
+def store_copy(y, copy_ptr, row, D, GROUPS: tl.constexpr):
+    """Store the row ``row`` (int64), FP32 [GROUPS, 2, 8], in the copy's dtype."""
+    col = columns(GROUPS)
+    tl.store(copy_ptr + row * D + col, y.to(copy_ptr.dtype.element_ty), col < D)
 
 
 def rmsnorm_quantise(
@@ -89,14 +94,14 @@ def rmsnorm_quantise(
     done = allocate_normed(op, T, D, x.device, copy, out)
     if T == 0 or D == 0:
         return done
-    grid, constants, options = launch(T, triton.next_power_of_2(D))
-    _rmsnorm_quantise_kernel[grid](
-        x,
-        x if weight is None else weight,
+    constants, options = row_constants(D)
+    from_x = paired(x)
+    _rmsnorm_quantise_kernel[(T,)](
+        from_x,
+        from_x if weight is None else paired(weight),
         done.rows.gsa if done.copy is None else done.copy,
-        *done.rows,
-        x.stride(0),
-        T,
+        *in_words(done.rows),
+        from_x.stride(0),
         D,
         eps,
         WEIGHTED=weight is not None,
@@ -104,6 +109,7 @@ def rmsnorm_quantise(
         COPY=done.copy is not None,
         **constants,
         **options,
+        **overlap(x.device),
     )
     return done
 
@@ -126,25 +132,19 @@ def allocate_normed(
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """The block's input norm, with its BF16 copy, and q_a's norm, as decode and prefill launch them."""
+    """The block's input norm, with its BF16 copy, and q_a's norm."""
     found = []
     for name, D, copy in (("hidden", sizes.hidden_size, True), ("q_a", sizes.q_lora_rank, False)):
-        for phase, T in (("decode", 1), ("prefill", 4096)):
-            _, rows, options = launch(T, triton.next_power_of_2(D))
-            pointers = {"x_ptr": "*bf16", "weight_ptr": "*bf16", "copy_ptr": "*bf16" if copy else "*fp32"}
-            found.append(
-                Build(
-                    name=f"rmsnorm_quantise_nvfp4/{name}_{phase}/{sizes.name}",
-                    kernel=_rmsnorm_quantise_kernel,
-                    signature={
-                        **pointers,
-                        **OUT_SIGNATURE,
-                        **dict.fromkeys(("x_stride", "num_rows", "D"), "i32"),
-                        "eps": "fp32",
-                    },
-                    constants={"WEIGHTED": True, "BETWEEN": tl.float32, "COPY": copy, **rows},
-                    aligned=(*pointers, *OUT_SIGNATURE, "x_stride", "D"),
-                    options=options,
-                )
+        constants, options = row_constants(D)
+        pointers = {"x_ptr": "*i32", "weight_ptr": "*i32", "copy_ptr": "*bf16" if copy else "*fp32"}
+        found.append(
+            Build(
+                name=f"rmsnorm_quantise_nvfp4/{name}/{sizes.name}",
+                kernel=_rmsnorm_quantise_kernel,
+                signature={**pointers, **OUT_SIGNATURE, "x_stride": "i32", "D": "i32", "eps": "fp32"},
+                constants={"WEIGHTED": True, "BETWEEN": tl.float32, "COPY": copy, "PDL": True, **constants},
+                aligned=(*pointers, *OUT_SIGNATURE, "x_stride", "D"),
+                options={**options, **OVERLAPPED},
             )
+        )
     return found

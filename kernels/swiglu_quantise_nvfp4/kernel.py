@@ -9,9 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.build_spec import Build, Sizes
-from kernels.nvfp4_quantise.kernel import OUT_SIGNATURE, allocate, launch, store_nvfp4
+from kernels.nvfp4_quantise.kernel import OUT_SIGNATURE, allocate, in_words, store_nvfp4
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
-from kernels.rmsnorm.kernel import stored
+from kernels.overlap import OVERLAPPED, follow, overlap
+from kernels.rmsnorm.kernel import row_constants, stored
+from kernels.rmsnorm.row_kernel import group_max, load_row, paired, row_top
 from kernels.rmsnorm_quantise_nvfp4.kernel import TRITON
 from kernels.swiglu.kernel import check_halves, swiglu_of
 
@@ -23,22 +25,19 @@ def _swiglu_quantise_kernel(
     scale_ptr,
     gsa_ptr,
     x_stride,
-    num_rows,
+    half,
     F,
     limit,
     BETWEEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):
-    col = tl.arange(0, BLOCK_D)[None, :]
-    for start in range(tl.program_id(0) * ROWS, num_rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        mask = (row < num_rows)[:, None] & (col < F)
-        at = x_ptr + row.to(tl.int64)[:, None] * x_stride + col
-        gate = tl.load(at, mask, other=0.0).to(tl.float32)
-        up = tl.load(at + F, mask, other=0.0).to(tl.float32)
-        y = stored(swiglu_of(gate, up, limit), BETWEEN)
-        store_nvfp4(y, code_ptr, scale_ptr, gsa_ptr, row, num_rows, F, ROWS, BLOCK_D)
+    follow(PDL)
+    row = tl.program_id(0).to(tl.int64)  # row * stride outgrows int32 on a long prompt
+    at = x_ptr + row * x_stride
+    y = stored(swiglu_of(load_row(at, F, GROUPS), load_row(at + half, F, GROUPS), limit), BETWEEN)
+    amax = group_max(y, GROUPS)
+    store_nvfp4(y, amax, row_top(amax), code_ptr, scale_ptr, gsa_ptr, row, F, GROUPS)
 
 
 def swiglu_quantise(
@@ -72,15 +71,17 @@ def swiglu_quantise(
     T, F = check_halves("swiglu_quantise_nvfp4", gate_up)
     rows_out = allocate("swiglu_quantise_nvfp4", T, F, gate_up.device, out)
     if T and F:
-        grid, constants, options = launch(T, triton.next_power_of_2(F))
-        _swiglu_quantise_kernel[grid](
-            gate_up,
-            *rows_out,
-            gate_up.stride(0),
-            T,
+        constants, options = row_constants(F)
+        from_x = paired(gate_up)
+        _swiglu_quantise_kernel[(T,)](
+            from_x,
+            *in_words(rows_out),
+            from_x.stride(0),
+            from_x.shape[1] // 2,
             F,
             limit,
             BETWEEN=TRITON[between],
+            **overlap(gate_up.device),
             **constants,
             **options,
         )
@@ -88,23 +89,16 @@ def swiglu_quantise(
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """Between an expert's products, as decode and prefill launch it."""
-    found = []
-    for phase, T in (("decode", 8), ("prefill", 4096)):
-        _, constants, options = launch(T, triton.next_power_of_2(sizes.moe_intermediate_size))
-        found.append(
-            Build(
-                name=f"swiglu_quantise_nvfp4/{phase}/{sizes.name}",
-                kernel=_swiglu_quantise_kernel,
-                signature={
-                    "x_ptr": "*bf16",
-                    **OUT_SIGNATURE,
-                    **dict.fromkeys(("x_stride", "num_rows", "F"), "i32"),
-                    "limit": "fp32",
-                },
-                constants={"BETWEEN": tl.float32, **constants},
-                aligned=("x_ptr", *OUT_SIGNATURE, "x_stride", "F"),
-                options=options,
-            )
+    """Between an expert's products."""
+    constants, options = row_constants(sizes.moe_intermediate_size)
+    integers = ("x_stride", "half", "F")
+    return [
+        Build(
+            name=f"swiglu_quantise_nvfp4/{sizes.name}",
+            kernel=_swiglu_quantise_kernel,
+            signature={"x_ptr": "*i32", **OUT_SIGNATURE, **dict.fromkeys(integers, "i32"), "limit": "fp32"},
+            constants={"BETWEEN": tl.float32, "PDL": True, **constants},
+            aligned=("x_ptr", *OUT_SIGNATURE, *integers),
+            options={**options, **OVERLAPPED},
         )
-    return found
+    ]

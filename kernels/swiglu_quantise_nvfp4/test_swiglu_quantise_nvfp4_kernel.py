@@ -18,7 +18,7 @@ def unfused(gate_up, dtype, limit=LIMIT):
 
 
 @pytest.mark.parametrize("between", [BF16, F32], ids=["through bf16", "in registers"])
-@pytest.mark.parametrize("T", [0, 1, 3, 127, 140])
+@pytest.mark.parametrize("T", [0, 1, 3, 17])
 def test_has_the_bits_of_two_kernels(T, between, accelerator):
     gate_up = 2 * draw(T, 192, seed=1).to(BF16).to(accelerator)
     assert_same_rows(kernel.swiglu_quantise(gate_up, limit=LIMIT, between=between), unfused(gate_up, between))

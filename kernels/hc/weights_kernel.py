@@ -1,0 +1,137 @@
+"""Launches that make mHC's weights: partial sums, then gates and Sinkhorn; their tiles by the number of rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.arguments import check
+from kernels.formats.device import EXACT
+from kernels.hc.finish_kernel import finish_kernel
+from kernels.hc.mix_kernel import FOUR, SEGMENT, partial_kernel
+from kernels.hc.ref import Mix
+from kernels.overlap import overlap
+
+STREAMS = 4
+SMS = 132  # of the H200; elsewhere only the speed depends on it
+FAST = isinstance(finish_kernel, triton.JITFunction)  # compiled: the interpreter has no libdevice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """How both kernels are launched.
+
+    Attributes
+    ----------
+    first, second : constexpr arguments and launch options.
+    rows, splits : programs of the first.
+    halves : whether BF16 streams go as int16, from registers to the tensor cores.
+    early : whether the second kernel's programs may be placed while the first runs.
+    """
+
+    first: Mapping[str, Any]
+    second: Mapping[str, Any]
+    rows: int
+    splits: int
+    halves: bool
+    early: bool
+
+
+def tiles(num_rows: int, K: int) -> Tiles:
+    """Tiles for rows of K values.
+
+    Few rows: a segment a program fills the SMs, and each reads all it needs at once, 3.6 us of 6.9 (one row of
+    16384 values, H200, 2026-11-30; streams from shared memory: 7.6 in all). More: four segments, or sixteen, write
+    less to add up, with three tiles under way. There streams come from shared memory: 67 us against 94 through
+    registers (4096 rows of 16384). Rows of the second kernel share a warp where there are enough: a row a program
+    of four warps would repeat the 20 passes in every thread.
+
+    The second kernel may be placed early only where SMs are idle for it: else its programs crowd the few that are,
+    14 us instead of 4 at 512 rows.
+    """
+    segments = triton.cdiv(K, SEGMENT)
+    each = 1 if num_rows <= 256 else FOUR if num_rows < 2048 else FOUR * FOUR
+    block = 128 if num_rows >= 2048 else 64
+    rows = 1 if num_rows <= 64 else 4 if num_rows < 2048 else 16
+    blocks, splits = triton.cdiv(num_rows, block), triton.cdiv(segments, each)
+    return Tiles(
+        first={
+            "SEGMENTS": each,
+            "SIZE": SEGMENT,
+            "BLOCK_T": block,
+            "BLOCK_K": 128,
+            "STAGES": 3,
+            "num_warps": block // 16,
+            **EXACT,
+        },
+        second={
+            "FOURS": FOUR if each < FOUR * FOUR else 1,
+            "SINGLES": FOUR if each == 1 else 1,
+            "GROUPS": triton.next_power_of_2(triton.cdiv(segments, FOUR * FOUR)),
+            "ROWS": rows,
+            "num_warps": 4 if rows == 1 else 1,
+            **EXACT,
+        },
+        rows=blocks,
+        splits=splits,
+        halves=each == 1,
+        early=num_rows <= SMS - blocks * splits,
+    )
+
+
+def partial_sums(T: int, D: int, device: torch.device | str) -> Tensor:
+    """Memory between the two launches of T rows: (splits + 1, T, 32) FP32, the last for the sums' own sum."""
+    return torch.empty(tiles(T, STREAMS * D).splits + 1, T, 32, dtype=torch.float32, device=device)
+
+
+def weights(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    out: Mix,
+    part: Tensor | None,
+    norm_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> None:
+    """Launch both kernels on checked arguments; ``iterations`` 0: only pre, of the head."""
+    T, D = streams.shape[0], streams.shape[2]
+    if T == 0:
+        return
+    K = STREAMS * D
+    chosen = tiles(T, K)
+    part = partial_sums(T, D, streams.device) if part is None else part
+    check("hc_mix", dense=["part"], part=(part, f"{chosen.splits + 1} {T} 32", torch.float32))
+    overlapped = overlap(streams.device)
+    halves = chosen.halves and streams.dtype is torch.bfloat16
+    partial_kernel[(chosen.rows, chosen.splits)](
+        streams.view(torch.int16) if halves else streams,
+        fn,
+        part,
+        streams.stride(0),
+        T,
+        K,
+        OUTPUTS=len(fn),
+        **overlapped,
+        **chosen.first,
+    )
+    finish_kernel[(triton.cdiv(T, chosen.second["ROWS"]),)](
+        part,
+        part[chosen.splits],
+        base,
+        scale,
+        *out,
+        T,
+        chosen.splits,
+        K,
+        norm_eps,
+        hc_eps,
+        ITERATIONS=iterations,
+        FAST=FAST,
+        **(overlapped if chosen.early else {"PDL": False}),
+        **chosen.second,
+    )
