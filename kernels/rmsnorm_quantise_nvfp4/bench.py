@@ -11,7 +11,7 @@ import torch
 
 from kernels.bench_case import OURS, REPLACED, Case, rotation
 from kernels.build_spec import FLASH, PRO
-from kernels.formats import e2m1, nvfp4
+from kernels.formats import nvfp4
 from kernels.nvfp4_quantise.kernel import quantise
 from kernels.rmsnorm.kernel import rmsnorm
 from kernels.rmsnorm_quantise_nvfp4.kernel import rmsnorm_quantise
@@ -46,7 +46,7 @@ def _case(T: int, D: int, device: torch.device) -> Case:
     def torch_ops(i: int) -> None:
         wide = torch.nn.functional.rms_norm(x[i], (D,), weight, EPS)
         made, scales, _ = nvfp4.quantise(wide)
-        codes.codes.copy_(e2m1.pack(made))
+        torch.bitwise_or(made[:, ::2], made[:, 1::2] << 4, out=codes.codes)  # e2m1.pack waits for the GPU
         codes.scales.copy_(scales)
 
     def check() -> None:
