@@ -207,7 +207,7 @@ def scores_group(
         else:  # the column holds the token's scale, 0 for no key
             column = column * SHIFT
             dots = dots * column[None, :] + gl.where(column == 0, MASKED, 0.0)[None, :]
-        highest = gl.max(dots, 1) * factor
+        highest = gl.ceil(gl.max(dots, 1) * factor)  # whole, so that p rounds as on the portable path
         highest = gl.where(highest > peak + LAZY, highest, peak)
         shrink = gl.exp2(peak - highest)
         weights = gl.exp2(dots * factor[:, None] - highest[:, None])
