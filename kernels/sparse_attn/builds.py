@@ -34,8 +34,14 @@ def builds(sizes: Sizes) -> list[Build]:
     return [
         *(build for family in ARCHES for build in _portable(sizes, family)),
         *(_combine(sizes, parts) for parts in (2, 16)),
-        _gathered_hopper(sizes),
-        *(_hopper(sizes, terms, seven) for terms in (1, 2) for seven in (True, False)),
+        # whole rows and parts are two programs: a launch of few rows must not be the first to compile the second
+        *(_gathered_hopper(sizes, partial) for partial in (False, True)),
+        *(
+            _hopper(sizes, terms, seven, partial)
+            for terms in (1, 2)
+            for seven in (True, False)
+            for partial in (False, True)
+        ),
     ]
 
 
@@ -114,11 +120,11 @@ def _combine(sizes: Sizes, parts: int) -> Build:
         },
         constants={"K": sizes.head_dim, "PARTS": parts, "PDL": True},
         aligned=("part_ptr", "part_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr", "row_heads", "heads"),
-        options={"num_warps": 4, **OVERLAPPED},
+        options={"num_warps": 1, **OVERLAPPED},
     )
 
 
-def _hopper(sizes: Sizes, terms: int, seven: bool) -> Build:
+def _hopper(sizes: Sizes, terms: int, seven: bool, partial: bool) -> Build:
     signature = {
         "q_ptr": "*bf16",
         "residual_ptr": "*bf16",
@@ -134,13 +140,14 @@ def _hopper(sizes: Sizes, terms: int, seven: bool) -> Build:
         "num_keys": "i32",
         "score_scale": "fp32",
     }
+    form = f"{'' if seven else '_aligned'}{'_q2' if terms == 2 else ''}{'_part' if partial else ''}"
     return Build(
-        name=f"sparse_attn/hopper{'' if seven else '_aligned'}{'_q2' if terms == 2 else ''}/{sizes.name}",
+        name=f"sparse_attn/hopper{form}/{sizes.name}",
         kernel=attend_hopper_kernel,
         signature=signature,
         constants={
             "PAGE": PAGE if seven else 1,
-            "PARTIAL": False,
+            "PARTIAL": partial,
             "STAGES": stages_of(terms, seven),
             "TERMS": terms,
             "SEVEN": seven,
@@ -153,15 +160,15 @@ def _hopper(sizes: Sizes, terms: int, seven: bool) -> Build:
     )
 
 
-def _gathered_hopper(sizes: Sizes) -> Build:
+def _gathered_hopper(sizes: Sizes, partial: bool) -> Build:
     pointers = {"q_ptr": "*bf16", "keys_ptr": "*bf16", "idx_ptr": "*i32", "sinks_ptr": "*fp32"}
     pointers |= {"out_ptr": "*bf16", "lse_ptr": "*fp32"}
     numbers = {"q_stride": "i32", "heads": "i32", "num_keys": "i32"}
     return Build(
-        name=f"sparse_attn/hopper_b0/{sizes.name}",
+        name=f"sparse_attn/hopper_b0{'_part' if partial else ''}/{sizes.name}",
         kernel=attend_gathered_hopper_kernel,
         signature={**pointers, **numbers, "factor": "fp32"},
-        constants={"PARTIAL": False, "STAGES": 2, "PDL": True},
+        constants={"PARTIAL": partial, "STAGES": 2, "PDL": True},
         aligned=(*pointers, *numbers),
         options={"num_warps": 4, **OVERLAPPED},
         only=("sm_90a",),

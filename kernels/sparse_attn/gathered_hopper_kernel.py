@@ -147,12 +147,12 @@ def _scores(
     total = gl.convert_layout(gl.sum(total, 1), by_head)
     some = gl.where(total < TINY, TINY, total)
     lse = gl.where(total == 0, float("-inf"), peak + gl.log2(some))
-    if PARTIAL:
-        inverse = 1.0 / some
+    if PARTIAL:  # the sink joins where parts do; without this term Triton 3.6 fails to lower the store below
+        sink = gl.full([64], float("-inf"), gl.float32, by_head)
     else:
         lse = lse * LN2
         sink = gl.load(sinks_ptr + head_of_tile + head, mask=own, other=0.0) * LOG2E
-        inverse = 1.0 / (some + gl.exp2(sink - peak))
+    inverse = 1.0 / (some + gl.exp2(sink - peak))
     gl.store(lse_ptr + lse_at + head, lse, mask=own)
     sums.store(inverse)
     mbarrier.arrive(sums_full)
