@@ -128,10 +128,13 @@ class KernelLayerStages(LayerStages):
         return value.to(self.device) if isinstance(value, Tensor) else value
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotation of rows at ``positions``, made on the CPU: FP64 cosines of a GPU may differ in the last bit."""
+        """Rotation of rows at ``positions``, where these are: a kernel's on the device, an emulated stage's on the CPU.
+
+        Made on the CPU: FP64 cosines of a GPU may differ in the last bit.
+        """
         if self._angles is None or self._angles[0] is not positions:
             cos, sin = cos_sin(positions.cpu(), self.frequencies)
-            self._angles = positions, (cos.to(self.device), sin.to(self.device))
+            self._angles = positions, (cos.to(positions.device), sin.to(positions.device))
         return self._angles[1]
 
     @property

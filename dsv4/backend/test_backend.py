@@ -284,6 +284,31 @@ def test_what_is_emulated_is_said_in_the_label():
     )
 
 
+def test_an_emulated_stage_asks_for_nothing_on_the_device(small, accelerator, monkeypatch):
+    """What it makes beside its inputs is on the CPU, as they are: the device has no values here."""
+    plan = LADDER["KV_nvfp4"].plan
+    model = kernels(small, plan, accelerator)
+    want, _ = forward(model, [[TOKENS[:9]]])
+    ran = set()
+
+    def without_device(stages, stage, function):
+        def run(env, batch):
+            ran.add(stage)
+            inputs = dict(env)  # where they are, before the device is taken away
+            with monkeypatch.context() as patch, torch.device("meta"):
+                patch.setattr(stages, "device", torch.device("meta"))
+                return function(inputs, batch)
+
+        return run
+
+    for stages in model.stages:
+        for stage in next(iter(emulated(plan).values())):
+            stages._functions[stage] = without_device(stages, stage, stages._functions[stage])
+    got, _ = forward(model, [[TOKENS[:9]]])
+    assert ran == set(next(iter(emulated(plan).values())))
+    assert torch.equal(got, want)
+
+
 def test_weights_are_the_checkpoints_own_bytes(small, accelerator):
     _, weights, _ = small
     layer = kernels(small, TOP.plan, accelerator).stages[1]
