@@ -1,5 +1,6 @@
 """Kernels run interpreted where there is no GPU; one small random model and its reference, in memory."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from dsv4.run.rows import Rows
 from kernels.conftest import INTERPRETED, _one_thread, accelerator
 
 __all__ = ["_one_thread", "accelerator"]
+ROOT = Path(__file__).parents[2]
 TOKENS = torch.tensor([3, 17, 29, 5, 11, 2, 30, 8, 19, 23])
 ROWS = Rows(prompt=9, prefill=torch.tensor([3, 8]).numpy(), decode=torch.tensor([9]).numpy())
 SIZES: dict[str, Any] = {

@@ -1,53 +1,31 @@
 """Every rung on kernels beside the refs, stage by stage on the same inputs; batches, chunks, faults, refusals."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dsv4 import config as configuration
-from dsv4.backend.conftest import PAGE, SIZES, TOKENS, InMemory
+from dsv4.backend.conftest import PAGE, ROOT, SIZES, TOKENS, InMemory
 from dsv4.backend.model import KernelTransformer
 from dsv4.backend.paths import NoKernelError, emulated, label
+from dsv4.backend.test_bound import LADDER, STORED, assert_close, assert_drawn, drawn, isolated, normed_stores
 from dsv4.backend.values import Fused, on_cpu
-from dsv4.floor.accumulation import FP32_UNIT, HOPPER, HOPPER_FP8_UNIT
+from dsv4.floor.accumulation import accumulation_of
 from dsv4.judge.claims_by_field import claimed
 from dsv4.judge.kernel_launches import words, wrong
 from dsv4.judge.launches import Sizes
 from dsv4.model import numerics
 from dsv4.model.checkpoint import load
 from dsv4.model.random_model import random_weights, small_config
-from dsv4.model.stages import embed
 from dsv4.model.transformer import Transformer
 from dsv4.plan import difference, flatten, unflatten
-from dsv4.run.isolated import run_isolated
 from dsv4.run.rows import Rows
 from dsv4.taps import BY_NAME
-from kernels.rounding import exact
 
-ROOT = Path(__file__).parents[2]
-LADDER = configuration.load(ROOT / "config.yaml").ladder
 BOTTOM = next(iter(LADDER))
 TOP = LADDER["B4_head"]
 RUNGS = [rung for rung in LADDER if rung.parent]
-# What a stage stores of the reference's own value has no sum before it: the same bits.
-STORED = {
-    "attn_in_q",
-    "qr_q",
-    "moe_in_q",
-    "kv_store",
-    "kv_bytes",
-    "comp_store",
-    "comp_bytes",
-    "index_k_store",
-}
-UNROUNDED = {"attn_pre", "attn_post", "attn_comb", "moe_pre", "moe_post", "moe_comb", "comp", "index_k"}
-UNROUNDED |= {"router_scores", "expert_weights", "logits", "lse", "index_scores"}
-IDS = {"topk", "expert_ids"}
-FP8_SUMS = {"lse", "attn_out", "index_scores"}
-CODED = {"attn_proj", "routed", "shared"}  # NVFP4 codes on the way, made from sums
 
 
 def kernels(small, plan, device):
@@ -55,68 +33,17 @@ def kernels(small, plan, device):
     return KernelTransformer(config, weights, plan, page_size=PAGE, device=device)
 
 
-def isolated(small, model, stages=None):
-    """Taps that isolated mode shows: (layer, name) -> value."""
-    config, weights, reference = small
-    found = {}
-
-    def probe(positions):
-        def keep(layer, name, value):
-            if not name.endswith("_closed"):
-                found[layer, name] = on_cpu(value).clone()
-            return value
-
-        return keep
-
-    rows = torch.from_numpy(reference.rows.all)
-    run_isolated(model, reference, embed(weights, config, reference.tokens[rows], exact), probe, stages)
-    return found
-
-
-def assert_close(name, ours, wanted, unit=2.0**-24):
-    """How far FP32 sums in another order may put a tap.
-
-    FP32 results: sums of up to 256 products, 2^-24 each, and Sinkhorn's: 2^-17 of the row's largest. BF16 stores: a
-    value next to a rounding boundary lands on its other side, one step (2^-7) away, two where two stores follow each
-    other; a handful of elements. An NVFP4 code on the way flips likewise and moves a whole row by a part of its size.
-    Where the products are FP8 and their sums are kept in ``unit`` = 2^-13: sixteen of these, for 32 steps of a sum,
-    and in attention's result what a logit's error does to p.
-    """
-    assert ours.shape == wanted.shape, name
-    if name in STORED or BY_NAME[name].kind == "bytes":
-        assert torch.equal(ours, wanted), name
-        return
-    if name in IDS:
-        assert float((ours.long() != wanted.long()).any(-1).float().mean()) <= 0.01, name
-        return
-    finite = wanted.isfinite()
-    assert torch.equal(ours.isfinite(), finite), name
-    off = torch.where(finite, (ours - wanted).abs(), 0.0)
-    size = torch.where(finite, wanted.abs(), 0.0)
-    largest = size.flatten(1).amax(1).view(-1, *[1] * (wanted.ndim - 1))
-    if unit > 2.0**-24 and name in FP8_SUMS:
-        assert bool((off <= 16 * unit * largest.clamp_min(1.0)).all()), name
-    elif name in UNROUNDED:
-        assert bool((off <= 2.0**-17 * largest).all()), (name, float((off / largest).max()))
-    elif name in CODED:
-        assert float(off.norm()) <= 0.05 * float(size.norm()), name
-    else:
-        assert float((off > 2.0**-17 * largest).float().mean()) <= 0.01, name
-        assert bool((off <= 2 * 2.0**-7 * largest).all()), (
-            name
-        )  # RoPE may leave a small value of two large ones
-
-
 def compare(small, plan, device, stages=None):
     config, weights, _ = small
     refs = Transformer(config, weights, numerics.of_plan(plan, config), page_size=PAGE)
-    ours = isolated(small, kernels(small, plan, device), stages)
-    narrow = plan.q_format != "bf16" or plan.index_score == "fp8"
-    hopper = device == "cuda" and torch.cuda.get_device_capability() == HOPPER
-    unit = HOPPER_FP8_UNIT if narrow and hopper else FP32_UNIT
-    for (layer, name), value in isolated(small, refs, stages).items():
-        if (layer, name) in ours:
-            assert_close(name, ours[layer, name], value, unit)
+    ours = isolated(*small, kernels(small, plan, device), stages)
+    card = torch.cuda.get_device_capability() if device == "cuda" else None
+    draws, normed = drawn(*small, plan, accumulation_of("kernel", card)), normed_stores(plan)
+    for key, value in isolated(*small, refs, stages).items():
+        if key in ours and key in draws:
+            assert_drawn(key[1], ours[key], value, draws[key])
+        elif key in ours:
+            assert_close(key[1], ours[key], value, normed=key[1] in normed)
     return ours
 
 
