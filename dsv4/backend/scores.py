@@ -60,7 +60,7 @@ def scores_by_kernel(
     Parameters
     ----------
     q : (T, H, D) floating
-        Read where ``fused`` is None, rounded to BF16 as the plan stores it.
+        Read where ``fused`` is None; it is quantised as it is.
     weights : (T, H) FP32
     fused : query before RoPE, cos, sin, weights before their scale, scale; or None.
     """
@@ -105,7 +105,7 @@ def _query(
     else:  # the same kernel without a turn, its weights those of the query's scale alone
         still = torch.ones(len(q), 32, device=at.device)
         ones = torch.ones(q.shape[:2], dtype=torch.bfloat16, device=at.device)
-        done = index_query(q.to(torch.bfloat16).contiguous(), still, 0 * still, ones, scale=1.0, form=form)
+        done = index_query(q.float().contiguous(), still, 0 * still, ones, scale=1.0, form=form)
         done = (*done[:-1], weights * done[-1])
     return (done[0], done[1], done[2]) if len(done) == 3 else (done[0], None, done[1])
 

@@ -87,8 +87,6 @@ class CompressedStages(LayerBase):
     def index_score(self, env: Env, batch: Batch) -> Written:
         """index_q, index_w and the stored keys to index_scores (T, C) FP32, -inf where not visible."""
         q = env["index_q"]
-        if self.plan.index_score != "einsum_fp32":
-            q = bf16.round(q)  # what the query is stored as, also where the reference's value stands for it
         if self.plan.index_score == "fp8":
             codes, scale = fp8_scaled.quantise(q)
             q = e4m3.decode(codes).double() * scale.double()

@@ -40,11 +40,6 @@ def _plain_query(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return q, weights
 
 
-def _stored_query(quantise: QuantisedQuery, q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """What a plan's query is quantised from: BF16, also where the reference's value stands for it."""
-    return quantise(bf16.round(q), weights)
-
-
 def _fp8_query(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """E4M3 codes; the scale of each (row, head) moves into the head's weight, as it passes the ReLU."""
     codes, scale = fp8_scaled.quantise(q)
@@ -157,11 +152,7 @@ def of_plan(plan: Plan, config: ModelConfig) -> Numerics:
         index_q=store,
         index_w=store,
         index_record=(Fp4Key if plan.index_score == "fp4" else Fp8Key)(config.index_head_dim),
-        index_query={
-            "einsum_fp32": _plain_query,
-            "fp8": partial(_stored_query, _fp8_query),
-            "fp4": partial(_stored_query, _fp4_query),
-        }[plan.index_score],
+        index_query={"einsum_fp32": _plain_query, "fp8": _fp8_query, "fp4": _fp4_query}[plan.index_score],
         index_narrow=True,
         ffn=FfnRounding(
             gate_up=_cast(plan.casts.swiglu), hidden=_cast(plan.casts.swiglu), quantise=True, out=store

@@ -97,7 +97,8 @@ def _query_kernel(
     dims = tl.arange(0, D)
     x = tl.load(q_ptr + token * q_stride + heads[:, None] * D + dims[None, :], there[:, None], other=0.0)
     x = rotated(x.to(tl.float32), cos_ptr, sin_ptr, token, D, PAIRS, ROWS)
-    x = x.to(tl.bfloat16).to(tl.float32)  # the query's store, kept in registers
+    if q_ptr.dtype.element_ty == tl.bfloat16:
+        x = x.to(tl.bfloat16).to(tl.float32)  # the query's store, kept in registers
     weights = tl.load(weight_ptr + token * weight_stride + heads, there, other=0.0)
     weights = (weights.to(tl.float64) * SCALE).to(tl.float32)
     row = token * H + heads
@@ -125,8 +126,9 @@ def index_query(
 
     Parameters
     ----------
-    q : (T, H, 128) BF16
-        Tokens may be strided; a token's heads are dense.
+    q : (T, H, 128) BF16 or FP32
+        The projection's result; rotated, it is stored as BF16. FP32 is a value that nothing stored, such as a
+        reference's: it is quantised as it is. Tokens may be strided; a token's heads are dense.
     cos, sin : (T, 32) FP32
     weights : (T, H) BF16
         Tokens may be strided.
@@ -150,7 +152,7 @@ def index_query(
     sizes = check(
         "index_query",
         dense=("cos", "sin"),
-        q=(q, f"T H {HEAD_DIM}", torch.bfloat16),
+        q=(q, f"T H {HEAD_DIM}", (torch.bfloat16, torch.float32)),
         cos=(cos, f"T {ROPE_PAIRS}", torch.float32),
         sin=(sin, f"T {ROPE_PAIRS}", torch.float32),
         weights=(weights, "T H", torch.bfloat16),

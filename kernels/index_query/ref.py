@@ -6,33 +6,37 @@ from torch import Tensor
 from kernels.formats import bf16, e2m1, e4m3, fp8_scaled, mxfp4, ue8m0
 from kernels.hadamard.ref import hadamard
 from kernels.rope.ref import rope
+from kernels.rounding import Round
 
 FOLD = 64.0  # 6 * 64 = 384 is E4M3's: the largest power of two that a group's E2M1 codes can take
 
 
-def query_fp8(q: Tensor, cos: Tensor, sin: Tensor, weights: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+def query_fp8(
+    q: Tensor, cos: Tensor, sin: Tensor, weights: Tensor, *, scale: float, store: Round = bf16.round
+) -> tuple[Tensor, Tensor]:
     """E4M3 codes of each head, its scale in the head's weight, as it passes the ReLU.
 
     Parameters
     ----------
-    q : (T, H, D) BF16 values
+    q : (T, H, D) floating
         The projection's result.
     cos, sin : (T, P / 2) FP32
     weights : (T, H) BF16 values
     scale : float
         ``D^-0.5 * H^-0.5``.
+    store : rounding of the rotated query before it is quantised
 
     Returns
     -------
     codes : (T, H, D) uint8
     weights : (T, H) FP32
     """
-    codes, q_scale = fp8_scaled.quantise(rope(q.float(), cos, sin, out=bf16.round))
+    codes, q_scale = fp8_scaled.quantise(rope(q.float(), cos, sin, out=store))
     return codes, _scaled(weights, scale) * q_scale.squeeze(-1)
 
 
 def query_fp4(
-    q: Tensor, cos: Tensor, sin: Tensor, weights: Tensor, *, scale: float
+    q: Tensor, cos: Tensor, sin: Tensor, weights: Tensor, *, scale: float, store: Round = bf16.round
 ) -> tuple[Tensor, Tensor, Tensor]:
     """MXFP4 of the Hadamard-rotated query, as the model was trained; arguments as :func:`query_fp8`.
 
@@ -42,7 +46,7 @@ def query_fp4(
     scales : (T, H, D / 32) uint8, UE8M0
     weights : (T, H) FP32
     """
-    codes, group_scale = mxfp4.quantise(hadamard(rope(q.float(), cos, sin, out=bf16.round)))
+    codes, group_scale = mxfp4.quantise(hadamard(rope(q.float(), cos, sin, out=store)))
     return e2m1.pack(codes), ue8m0.encode(group_scale), _scaled(weights, scale)
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from kernels._check import assert_bitwise, assert_differs, draw
-from kernels.formats import e4m3
+from kernels.formats import bf16, e4m3
 from kernels.index_query import kernel, ref
 from kernels.rope.ref import cos_sin, inverse_frequencies
+from kernels.rounding import exact
 
 D, SCALE = 128, 128**-0.5 * 64**-0.5
 
@@ -19,10 +20,11 @@ def case(T, H, seed=0, decades=0.0):
     return q, cos, sin, draw(T, H, seed=seed + 1).bfloat16()
 
 
-def wanted(form, *tensors):
+def wanted(form, q, *tensors):
+    store = bf16.round if q.dtype == torch.bfloat16 else exact
     if form == "fp8":
-        return ref.query_fp8(*tensors, scale=SCALE)
-    packed = ref.query_fp4(*tensors, scale=SCALE)
+        return ref.query_fp8(q, *tensors, scale=SCALE, store=store)
+    packed = ref.query_fp4(q, *tensors, scale=SCALE, store=store)
     return packed if form == "fp4" else ref.folded(*packed)
 
 
@@ -42,6 +44,18 @@ def assert_same(form, device, *tensors):
 )
 def test_equals_the_ref(form, T, H, decades, accelerator):
     assert_same(form, accelerator, *case(T, H, decades=decades))
+
+
+@pytest.mark.parametrize("form", kernel.FORMS)
+def test_a_query_that_nothing_stored_is_quantised_as_it_is(form, accelerator):
+    _, cos, sin, weights = case(3, 9)
+    cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+    q = draw(3, 9, D, seed=21)
+    assert_same(form, accelerator, q, cos, sin, weights)
+    stored = kernel.index_query(
+        *(x.to(accelerator) for x in (q.bfloat16(), cos, sin, weights)), scale=SCALE, form=form
+    )
+    assert_differs(wanted(form, q, cos, sin, weights)[0], stored[0].cpu().view(torch.uint8))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, on NaN and overflow
@@ -86,7 +100,7 @@ def test_refuses(accelerator):
     with pytest.raises(ValueError, match="form 'fp6'"):
         kernel.index_query(q, cos, sin, weights, scale=SCALE, form="fp6")
     with pytest.raises(TypeError, match="q is"):
-        kernel.index_query(q.float(), cos, sin, weights, scale=SCALE)
+        kernel.index_query(q.half(), cos, sin, weights, scale=SCALE)
     with pytest.raises(ValueError, match="heads must be dense"):
         kernel.index_query(q.transpose(0, 1).contiguous().transpose(0, 1), cos, sin, weights, scale=SCALE)
 
