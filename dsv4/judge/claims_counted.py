@@ -106,8 +106,11 @@ def _share(plan: Mapping[str, str], size: int) -> float:
 
 
 def no_e5m2(evidence: Evidence) -> Finding:
-    """No source line of the model or its ops names E5M2."""
-    files = [path for folder in ("kernels", "dsv4/model") for path in sorted((ROOT / folder).rglob("*.py"))]
+    """No source line of the forward pass names E5M2: the model, its backend, the formats, the ops' refs and kernels."""
+    ops = [path for path in (ROOT / "kernels").glob("*/*.py") if path.parent.name not in ("build", "bench")]
+    files = sorted(
+        ops + [path for name in ("model", "backend") for path in (ROOT / "dsv4" / name).glob("*.py")]
+    )
     files = [path for path in files if not path.name.startswith(("test_", "_oracle", "conftest"))]
     hits = [str(path.relative_to(ROOT)) for path in files if "e5m2" in path.read_text().lower()]
     return not hits, f"{len(files)} source files of ops and model searched: {', '.join(hits) or 'no mention'}"
