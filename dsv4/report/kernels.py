@@ -95,12 +95,12 @@ def status(kernels: Kernels) -> list[str]:
     """What ran, what was only built, what was neither."""
     lines = list(kernels.gaps)
     if not kernels.built:
-        lines.append("No kernel is built: `snakemake build` compiles all of them without a GPU.")
+        lines.append("No kernel is built: run snakemake build, which needs no GPU.")
     devices = {run["device"]["name"]: run for run in kernels.bench.get("runs", {}).values()}
     for name, run in devices.items():
         lines.append(f"Kernels ran on {name}, {run['date'][:10]}.")
     if not devices:
-        lines.append("No kernel was timed: `snakemake bench` on a machine with a GPU.")
+        lines.append("No kernel was timed: run snakemake bench on a machine with a GPU.")
     if not any(_blackwell(run) for run in devices.values()):
         others = ", ".join(name for name in kernels.built if name != HOPPER)
         lines.append(f"BLACKWELL: NOT RUN ({others}: built, not run)." if others else "BLACKWELL: NOT RUN.")

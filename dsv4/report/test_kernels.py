@@ -68,8 +68,8 @@ def said(results):
 def test_nothing_built_and_nothing_timed_is_said(folder):
     shown = said(folder())
     assert shown["status"] == [
-        "No kernel is built: `snakemake build` compiles all of them without a GPU.",
-        "No kernel was timed: `snakemake bench` on a machine with a GPU.",
+        "No kernel is built: run snakemake build, which needs no GPU.",
+        "No kernel was timed: run snakemake bench on a machine with a GPU.",
         "BLACKWELL: NOT RUN.",
     ]
     assert shown["rungs"] == []
