@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor
 
-from kernels.formats import bf16, e2m1, e4m3, fp8_scaled, mxfp4, ue8m0
+from kernels.formats import e2m1, e4m3, fp8_scaled, mxfp4, ue8m0
 from kernels.hadamard.ref import hadamard
 from kernels.rope.ref import rope
-from kernels.rounding import Round
+from kernels.rounding import Round, exact
 
 FOLD = 64.0  # 6 * 64 = 384 is E4M3's: the largest power of two that a group's E2M1 codes can take
 
 
 def query_fp8(
-    q: Tensor, cos: Tensor, sin: Tensor, weights: Tensor, *, scale: float, store: Round = bf16.round
+    q: Tensor, cos: Tensor, sin: Tensor, weights: Tensor, *, scale: float, store: Round = exact
 ) -> tuple[Tensor, Tensor]:
     """E4M3 codes of each head, its scale in the head's weight, as it passes the ReLU.
 
@@ -36,7 +36,7 @@ def query_fp8(
 
 
 def query_fp4(
-    q: Tensor, cos: Tensor, sin: Tensor, weights: Tensor, *, scale: float, store: Round = bf16.round
+    q: Tensor, cos: Tensor, sin: Tensor, weights: Tensor, *, scale: float, store: Round = exact
 ) -> tuple[Tensor, Tensor, Tensor]:
     """MXFP4 of the Hadamard-rotated query, as the model was trained; arguments as :func:`query_fp8`.
 

@@ -22,7 +22,7 @@ def case(T, seed=0, decades=0.0):
 
 def test_fp8_scores_are_of_the_rounded_query():
     q, cos, sin, weights = case(4)
-    codes, folded = ref.query_fp8(q, cos, sin, weights, scale=SCALE)
+    codes, folded = ref.query_fp8(q, cos, sin, weights, scale=SCALE, store=bf16.round)
     turned = bf16.round(rope(q.float(), cos, sin))
     wanted, scale = fp8_scaled.quantise(turned)
     assert_bitwise(codes, wanted)
@@ -33,7 +33,7 @@ def test_fp8_scores_are_of_the_rounded_query():
 
 def test_fp4_is_of_the_rotated_query():
     q, cos, sin, weights = case(4, seed=3)
-    codes, scales, plain = ref.query_fp4(q, cos, sin, weights, scale=SCALE)
+    codes, scales, plain = ref.query_fp4(q, cos, sin, weights, scale=SCALE, store=bf16.round)
     got = mxfp4.dequantise(e2m1.unpack(codes), ue8m0.decode(scales))
     turned = bf16.round(rope(q.float(), cos, sin))
     assert_bitwise(got, mxfp4.round(hadamard(turned)))
@@ -68,7 +68,7 @@ def test_folding_beyond_that_loses_what_is_small():
 def test_a_group_that_is_lost_makes_its_head_nan():
     q, cos, sin, weights = case(2, seed=5)
     q[1, 2, 7] = math.inf
-    codes, scales, plain = ref.query_fp4(q, cos, sin, weights, scale=SCALE)
+    codes, scales, plain = ref.query_fp4(q, cos, sin, weights, scale=SCALE, store=bf16.round)
     folded, out = ref.folded(codes, scales, plain)
     bad = torch.zeros(2, H, dtype=torch.bool)
     bad[1, 2] = True
