@@ -4,7 +4,7 @@ The forward pass chains the stages; isolated mode calls each with the reference'
 stages that touch a cache are in :mod:`dsv4.model.memory`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -12,42 +12,24 @@ from torch import Tensor
 from dsv4.model import memory
 from dsv4.model.cache import Batch
 from dsv4.model.config import ModelConfig
+from dsv4.model.layer import Env, Layer, Written
 from dsv4.model.numerics import Numerics
 from dsv4.model.ops import Ops
 from dsv4.model.weights import HyperWeights, LayerWeights, ModelWeights
 from dsv4.taps import BY_NAME, STAGES
 from kernels.linear.ref import Activation, Weight
-from kernels.rope.ref import cos_sin, inverse_frequencies
 
-Env = Mapping[str, Any]
-Written = dict[str, Any]
 MODEL_STAGES = ("head", "lm_head")
 LAYER_STAGES = tuple(stage for stage in STAGES if stage not in MODEL_STAGES)
 
 
-def rope_frequencies(config: ModelConfig, layer: int) -> Tensor:
-    """Frequencies of a layer: plain on window-only layers, YaRN at the compressed theta elsewhere."""
-    if config.kind(layer) == "window":
-        return inverse_frequencies(config.qk_rope_head_dim, config.rope_theta)
-    return inverse_frequencies(
-        config.qk_rope_head_dim,
-        config.compress_rope_theta,
-        factor=config.rope_factor,
-        original_max_position=config.rope_original_max_position,
-        beta_fast=config.rope_beta_fast,
-        beta_slow=config.rope_beta_slow,
-    )
-
-
-class LayerStages:
+class LayerStages(Layer):
     """The stages of one layer under one numerics and one op table."""
 
     def __init__(
         self, layer: int, weights: LayerWeights, config: ModelConfig, numerics: Numerics, ops: Ops
     ) -> None:
-        self.layer, self.weights, self.config = layer, weights, config
-        self.numerics, self.ops = numerics, ops
-        self.frequencies = rope_frequencies(config, layer).to(weights.input_norm.device)
+        super().__init__(layer, weights, config, numerics, ops)
         self._functions: dict[str, Callable[[Env, Batch], Written]] = {
             "attn_mhc": lambda env, _: self._mhc(
                 "attn", env["streams"], self.weights.attn_hc, self.weights.input_norm
@@ -96,10 +78,6 @@ class LayerStages:
     def run(self, stage: str, env: Env, batch: Batch) -> Written:
         """Tensors that ``stage`` writes, given the named tensors it reads."""
         return self._functions[stage](env, batch)
-
-    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotation of rows at ``positions`` in this layer."""
-        return cos_sin(positions, self.frequencies)
 
     def _mhc(self, site: str, streams: Tensor, weights: HyperWeights, norm: Tensor) -> Written:
         config, num = self.config, self.numerics
