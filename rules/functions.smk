@@ -106,6 +106,27 @@ def judged(variant):
     return files
 
 
+def before(variant):
+    """As :func:`judged`, whatever its age: what is timed is the code and the plan, not the verdict."""
+    return lambda wildcards: [ancient(path) for path in judged(variant)(wildcards)]
+
+
+def timed(wildcards, input):
+    """Ids of the variants that were judged."""
+    return [path.stem for path in map(Path, input) if path.parent.name == "gates"]
+
+
+def plans(wildcards, input):
+    """Numerics of these variants and of their parents, as one value."""
+    lines = [CONFIG.ladder.lineage(variant)[-2:] for variant in timed(wildcards, input)]
+    return json.dumps({rung.id: flatten(rung.plan) for line in lines for rung in line}, sort_keys=True)
+
+
+def times_on_kernels(wildcards):
+    """Times of steps, for verdicts and page; nothing where variants run on refs."""
+    return expand("<results>/times.json") if BACKEND == "kernel" else []
+
+
 def noise_of_baseline(wildcards):
     """Noise of B0's free runs, for the page; nothing where B0 is not judged in this call."""
     return expand("<results>/noise/B0.parquet") if judged("B0")(wildcards) else []

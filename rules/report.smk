@@ -20,6 +20,7 @@ rule collect:
         **{variant: judged(variant) for variant in VARIANTS},
         asked="<results>/asked.txt",
         manifest="<results>/checkpoint.json",
+        times=times_on_kernels,
         claims="data/claims.yaml",
         config=str(CONFIG.path),
         code=closure("dsv4.judge.collect"),

@@ -27,6 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("results", "config", "variant", "target"):
         parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--variants", nargs="*", default=[])
     options = parser.parse_args()
     results, variant = Path(options.results), options.variant
     script = json.loads(Path("script.json").read_text())
@@ -48,6 +49,8 @@ def main() -> None:
         write(results / "metrics" / f"{variant}.parquet")
     elif STAGE == "noise":
         write(results / "noise" / f"{variant}.parquet")
+    elif STAGE == "times":
+        write(results / "times.json", json.dumps(options.variants))
     elif STAGE == "gate":
         verdict = {"id": variant, "status": script["status"].get(variant, "pass"), "at": time.time_ns()}
         write(results / "gates" / f"{variant}.json", json.dumps(verdict))

@@ -34,7 +34,7 @@ COPIED += [
         "code_inputs",
     )
 ]
-STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise"]
+STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise", "run.times"]
 STAGES += ["judge.measure", "judge.gate", "judge.collect", "judge.enforce", "report"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {

@@ -1,5 +1,6 @@
 """The rules, on stubs: what runs, what runs again after which edit, and what a failure leaves behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -129,6 +130,22 @@ def test_one_rung_runs_what_it_stands_on(workflow):
         "target": "P4_scalar_gsa",
         "status": {"B0_unfused": "pass", "P4_scalar_gsa": "pass"},
     }
+
+
+def test_on_kernels_steps_are_timed_once_all_verdicts_are_there(workflow, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # kernels without a GPU
+    workflow.edit("config.yaml", "backend: auto", "backend: kernel")
+    done = workflow.run("P4")
+    assert done.returncode == 0, done.text
+    assert "times" in workflow.ran()
+    assert json.loads((workflow.results / "times.json").read_text()) == ["B0_unfused", "P4"]
+    workflow.edit("config.yaml", "tighten: {}", f"tighten: {{{BOUND.name}: {BOUND.value / 2}}}")
+    assert workflow.run("P4").returncode == 0
+    ran = workflow.ran()
+    assert ran["gate"] == {"B0_unfused", "P4"}
+    assert "times" not in ran  # a verdict is no part of a time
+    assert workflow.run("P5").returncode == 0
+    assert json.loads((workflow.results / "times.json").read_text()) == ["B0_unfused", "P4", "P5"]
 
 
 def test_a_failed_rung_blocks_what_stands_on_it_and_keeps_its_report(workflow):

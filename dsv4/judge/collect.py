@@ -18,6 +18,7 @@ from dsv4.judge.claims import judge_claims
 from dsv4.judge.evidence import Evidence
 from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict, write_json
 from dsv4.judge.measure import arguments
+from dsv4.judge.times import read_times, with_time
 from dsv4.ladder import State, Variant
 
 NEEDED_FROM = 256.0  # max abs X from which a BF16 ULP is 2: under it an FP32 residual cannot matter
@@ -60,6 +61,8 @@ def collect(results: Path, config: Config, target: str | None = None) -> dict[st
     """Verdicts of the ladder, or of a variant and its ancestors, as ``gates.json`` holds them."""
     wanted = config.ladder.lineage(target) if target else list(config.ladder)
     verdicts = [read_verdict(results, rung.id) or unjudged(results, config, rung) for rung in wanted]
+    times = read_times(results)
+    verdicts = [with_time(verdict, times) for verdict in verdicts]
     manifest = _manifest(results)
     labels = sorted({str(v["label"]) for v in verdicts if v.get("label")})
     labels += [manifest["label"]] if manifest.get("label") else []

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from dsv4.report import theme
+from dsv4.report import step_time, theme
 from dsv4.report.marks import FREE, chart, decade_axis, decades, placed, series, spanned, tap_axis, tip
 
 
@@ -29,6 +29,22 @@ def end_to_end(frame: pd.DataFrame, order: Sequence[str]) -> alt.LayerChart:
     words = "KL of next-token distributions to the reference, by variant and prompt"
     layers = alt.layer(spanned(good, "shown", "shown", along="x"), points, cross)
     return placed(layers, frame, 19 * max(1, len(set(frame["variant"]))), words)
+
+
+def step_times(frame: pd.DataFrame, order: Sequence[str]) -> alt.LayerChart:
+    """Microseconds of a decode step by variant: its own and its parent's in the same turns, with quartiles."""
+    base, marks = chart(), series("what", [step_time.OWN, step_time.PARENT])
+    y = alt.Y("variant:N", sort=list(order), axis=tap_axis(grid=True))
+    axis = alt.Axis(title="microseconds", grid=False)
+    names = tip(*step_time.COLUMNS)
+    spread = base.mark_rule(strokeWidth=1.5).encode(
+        x=alt.X("us_low:Q", scale=FREE, axis=axis), x2="us_high:Q", y=y, color=marks["color"]
+    )
+    points = base.mark_point(filled=True, size=48, opacity=1).encode(
+        x=alt.X("us:Q", scale=FREE, axis=axis), y=y, tooltip=names, **marks
+    )
+    words = "Time of one decode step of each variant and of its parent"
+    return placed(alt.layer(spread, points), frame, 19 * max(1, len(set(frame["variant"]))), words)
 
 
 def ledger(frame: pd.DataFrame, order: Sequence[str], title: str = "cost") -> alt.LayerChart:

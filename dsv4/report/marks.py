@@ -37,6 +37,10 @@ NUMBERS = {
     "kl_nats": ("KL, nats", ".3e"),
     "kl_worst": ("KL, worst row", ".3e"),
     "excess": ("excess over limit", ".3f"),
+    "us": ("step, us", ".1f"),
+    "us_low": ("lower quartile, us", ".1f"),
+    "us_high": ("upper quartile, us", ".1f"),
+    "time_ratio": ("over the parent's", ".3f"),
     "max_abs": ("largest difference", ".3e"),
 }
 

@@ -14,7 +14,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dsv4.ladder import State
-from dsv4.report import behind, bounds, digits, frames, kernels, panels, payload, points, tables, theme, words
+from dsv4.report import (
+    behind,
+    bounds,
+    digits,
+    frames,
+    kernels,
+    panels,
+    payload,
+    points,
+    step_time,
+    tables,
+    theme,
+    words,
+)
 from dsv4.report.ledger import costs, ledger
 from dsv4.report.load import Audit
 from dsv4.report.marks import TAP_ORDER
@@ -37,7 +50,9 @@ def render(audit: Audit, now: datetime | None = None) -> str:
     first = _first(audit, shown)
     samples = (_sample(frames.of(frame, first)) for frame in rows.values())
     one = panels.one_variant(*samples, noise=bounds.drawn_from(audit.noise))
-    whole = panels.whole_ladder(frames.end_to_end(audit.metrics), ledger(audit), order)
+    whole = panels.whole_ladder(
+        frames.end_to_end(audit.metrics), ledger(audit), step_time.frame(audit), order
+    )
     title, tone = words.headline(audit)
     script, style = _sources()
     context: dict[str, Any] = {
@@ -60,6 +75,7 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "parts": frames.parts(audit.metrics).to_dict("records"),
         "points": points.table(audit, stored),
         "costs": costs(audit),
+        "step_times": step_time.table(audit),
         "kernels": kernels.shown(audit.kernels, audit.ladder),
         "kernels_template": kernels.TEMPLATE,
         "details": behind.details(audit),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import altair as alt
 import pandas as pd
 
-from dsv4.report import charts, heat, ladder_charts, points, theme
+from dsv4.report import charts, heat, ladder_charts, points, step_time, theme
 from dsv4.report.marks import MAIN, NUMBERS, TEXTS
 
 DRIFTING = (*MAIN, "hidden", "logits")
@@ -136,7 +136,9 @@ def one_variant(
     ]
 
 
-def whole_ladder(text: pd.DataFrame, ledger: pd.DataFrame, order: Sequence[str]) -> list[Panel]:
+def whole_ladder(
+    text: pd.DataFrame, ledger: pd.DataFrame, times: pd.DataFrame, order: Sequence[str]
+) -> list[Panel]:
     """Charts of all variants; their rows are in the chart."""
     said = "Free run against the trained reference, one mark a prompt and phase. Below 1e-9: at 1e-9."
     panels = [
@@ -148,6 +150,16 @@ def whole_ladder(text: pd.DataFrame, ledger: pd.DataFrame, order: Sequence[str])
             columns=("variant", "prompt", "phase", "kl_nats", "kl_worst", "top1", "bad"),
         )
     ]
+    if len(times):
+        panels.append(
+            Panel(
+                id="times",
+                title="Time of a decode step",
+                lead="All prompts in one batch, one CUDA graph; median, bar: quartiles. Variant and parent in turns.",
+                chart=ladder_charts.step_times(times, order),
+                columns=step_time.COLUMNS,
+            )
+        )
     for number, (measure, rows) in enumerate(ledger.groupby("measure", sort=False)):
         name = MEASURES.get(str(measure), str(measure).replace("_", " "))
         panels.append(

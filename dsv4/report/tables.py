@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from dsv4.ladder import State, Variant
+from dsv4.report import step_time
 from dsv4.report.digits import NONE, cosine, first, number, percent, signed
 from dsv4.report.frames import of
 from dsv4.report.load import Audit
@@ -34,6 +35,8 @@ class Rung:
     over: bool
     kl: str
     top1: str
+    time: str
+    time_said: str
     launches: str
     bytes: str
     advice: str
@@ -84,6 +87,8 @@ def _rung(audit: Audit, cells: pd.DataFrame, variant: Variant, depth: int) -> Ru
         over=bool(excess > 1),
         kl=number(text.get("kl_nats")),
         top1=percent(text.get("top1")),
+        time=step_time.ratio((verdict.get("cost") or {}).get("time")),
+        time_said=step_time.said((verdict.get("cost") or {}).get("time")),
         launches=signed((verdict.get("cost") or {}).get("launches_delta")),
         bytes=signed((verdict.get("cost") or {}).get("bytes_delta")),
         advice=advice(audit, variant),
