@@ -157,6 +157,35 @@ def assert_rows_alone(op: Callable[[Mapping[str, Tensor]], Tensor], rows: Mappin
     assert_bitwise(op({k: v[order] for k, v in rows.items()}), whole[order])
 
 
+def assert_replay_equals_eager(
+    launch: Callable[[], object], outputs: Sequence[Tensor], change: Callable[[], object]
+) -> None:
+    """A CUDA graph writes the bytes of eager launches: twice, and again after ``change`` of the inputs in place."""
+    launch()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    seen = []
+    for turn in range(2):
+        seen.append(_written(launch, outputs))
+        for _ in range(2):
+            for got, want in zip(_written(graph.replay, outputs), seen[-1], strict=True):
+                assert torch.equal(got, want)
+        if turn == 0:
+            change()
+    assert any(not torch.equal(one, other) for one, other in zip(*seen, strict=True)), "nothing was changed"
+
+
+def _written(launch: Callable[[], object], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Bytes of the outputs, poisoned before."""
+    for output in outputs:
+        output.view(torch.uint8).fill_(0xAA)
+    launch()
+    torch.cuda.synchronize()
+    return [output.view(torch.uint8).clone() for output in outputs]
+
+
 def assert_threads_agree(op: Callable[[], Tensor]) -> None:
     """The same bits with one thread and with two."""
     before = torch.get_num_threads()

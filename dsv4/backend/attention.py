@@ -69,8 +69,7 @@ def kv_store(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
         window: Any = segment.cache.layers[at.layer].window
         count = segment.rows.stop - segment.rows.start
         window.reserve(segment.start + count)
-        first = segment.start + torch.arange(count, device=at.device)
-        slots[segment.rows] = window.slots(first)
+        slots[segment.rows] = window.slots(batch.positions[segment.rows])
     pool = _pool(batch.segments[0], at.layer)
     parts = at.fused.take("kv", env["kv"])
     if parts is None:
@@ -154,7 +153,7 @@ def _attend(
         dtype=BF16 if plan.casts.attn_out == "bf16" else FP32,
         splits=1,
     )
-    sinks, scale = at.weights.sinks.to(at.device), config.head_dim**-0.5
+    sinks, scale = at.native.sinks, config.head_dim**-0.5
     if plan.q_format != "bf16":
         codes = QuantisedQ(q.record[rows], q.scale[rows], None if q.residual is None else q.residual[rows])
         return sparse_attn_fp8(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dsv4.backend.attention import record_taps, write_rows
+from dsv4.backend.fixed import OpenWindow
 from dsv4.backend.pool import PagePool, put_bytes, stored_bytes
 from dsv4.backend.scores import scores_by_einsum, scores_by_kernel
 from dsv4.backend.values import Pending
@@ -126,30 +127,38 @@ def _close_windows(
     ratio = at.config.compress_ratios[at.layer]
     pooled, closed, positions = [], [], []
     for segment in batch.segments:
-        rows, first = _pool(at, segment, name, weights, kv[segment.rows], gate[segment.rows])
+        rows, run = _pool(at, batch, segment, name, weights, kv[segment.rows], gate[segment.rows])
         pooled.append(rows)
-        closed.append(Closed(segment, first, len(rows)))
-        positions.append(torch.arange(first, first + len(rows), device=at.device) * ratio)
+        closed.append(run)
+        positions.append((run.entries * ratio).clamp_min(0))
     cos, sin = at.cos_sin(torch.cat(positions))
     return torch.cat(pooled), tuple(closed), cos, sin
 
 
 def _pool(
-    at: "KernelLayerStages", segment: Segment, name: str, weights: NativeCompressor, kv: Tensor, gate: Tensor
-) -> tuple[Tensor, int]:
-    """Pooled entries of one sequence's newly whole windows, and the index of the first."""
+    at: "KernelLayerStages",
+    batch: Batch,
+    segment: Segment,
+    name: str,
+    weights: NativeCompressor,
+    kv: Tensor,
+    gate: Tensor,
+) -> tuple[Tensor, Closed]:
+    """Pooled entries of one sequence's newly whole windows, and which they are."""
     ratio, overlap = at.config.compress_ratios[at.layer], at.config.kind(at.layer) == "csa"
-    tails = segment.cache.layers[at.layer].tails
-    before = ratio if overlap else 0
+    tails: dict[str, Any] = segment.cache.layers[at.layer].tails
+    before, bias = ratio if overlap else 0, weights.position_bias
     tail = tails.get(name) or first_tail(kv, before)
+    if isinstance(tail, OpenWindow):
+        kv, gate, run = tail.add(segment, batch.positions[segment.rows], kv, gate)
+        return pool_windows(kv, gate, bias, ratio=ratio, overlap=overlap), run
     kv, gate = torch.cat((tail.kv, kv)), torch.cat((tail.gate, gate))
     whole = (len(kv) - before) // ratio
     used = whole * ratio + before
-    bias = weights.position_bias
     pooled = pool_windows(kv[:used], gate[:used], bias, ratio=ratio, overlap=overlap)
     kept = whole * ratio
     tails[name] = Tail(kv=kv[kept:].clone(), gate=gate[kept:].clone(), closed=tail.closed + whole)
-    return pooled, tail.closed
+    return pooled, Closed(segment, tail.closed, len(pooled))
 
 
 def _entry_slots(at: "KernelLayerStages", closed: tuple[Closed, ...], which: str) -> tuple[Tensor, PagePool]:

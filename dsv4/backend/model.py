@@ -120,13 +120,17 @@ class KernelTransformer(Transformer):
         self._check(caches, chunks)
         batch = next_batch(caches, [chunk.to(self._device) for chunk in chunks])
         with counted() as launches:
-            x = self.embedding[batch.tokens].to(residual_dtype(self.numerics, 0))
-            streams = x[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
-            for layer, stages in enumerate(self.stages):
-                streams = run_stages(stages, layer, {"streams": streams}, batch, probe)["streams"]
-            logits = run_stages(self.head, MODEL, {"streams": streams}, batch, probe)["logits"]
+            logits = self.run(batch, probe)
         if all(len(chunk) == 1 for chunk in chunks):
             self.launches = launches
         for cache, chunk in zip(caches, chunks, strict=True):
             cache.advance(len(chunk))  # type: ignore[attr-defined]
         return logits.cpu()
+
+    def run(self, batch: Batch, probe: Probe) -> Tensor:
+        """All stages over a batch whose caches are ready: logits (T, V) FP32 on the device."""
+        x = self.embedding[batch.tokens].to(residual_dtype(self.numerics, 0))
+        streams = x[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
+        for layer, stages in enumerate(self.stages):
+            streams = run_stages(stages, layer, {"streams": streams}, batch, probe)["streams"]
+        return run_stages(self.head, MODEL, {"streams": streams}, batch, probe)["logits"]

@@ -109,6 +109,10 @@ class PooledStore:
     def reserve(self, rows: int) -> None:
         """Have pages for rows 0 to ``rows``, which are written next."""
         self.rows = max(self.rows, rows)
+        self.have_pages(rows)
+
+    def have_pages(self, rows: int) -> None:
+        """Have pages for rows 0 to ``rows``, written or not."""
         while len(self.table) * self.pool.page_size < rows:
             self.table.append(self.pool.take(len(self.table)))
 
@@ -122,14 +126,20 @@ class PooledStore:
         """Slots of rows of any shape, int64; negative rows stay -1."""
         if not self.table:
             return torch.full_like(rows, -1)
-        table = torch.tensor(self.table, dtype=torch.int64, device=rows.device)
-        held = rows.clamp_min(0)
-        slot = table[held // self.pool.page_size] * self.pool.page_size + held % self.pool.page_size
-        return torch.where(rows >= 0, slot, -1)
+        return slots_of(
+            rows, torch.tensor(self.table, dtype=torch.int64, device=rows.device), self.pool.page_size
+        )
 
     def page_table(self) -> Tensor:
         """Pages in order, (M,) int32."""
         return torch.tensor(self.table, dtype=torch.int32, device=self.pool.device)
+
+
+def slots_of(rows: Tensor, table: Tensor, page_size: int) -> Tensor:
+    """Slots of rows of any shape by a page table (M,) int64; negative rows stay -1."""
+    held = rows.clamp_min(0)
+    slot = table[held // page_size] * page_size + held % page_size
+    return torch.where(rows >= 0, slot, -1)
 
 
 def stored_bytes(pool: PagePool, slots: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,6 +65,11 @@ class KernelLayerStages(LayerStages):
     device : where they run.
     seen : called with a name, the layer and a tensor that no tap shows (what SwiGLU clamps).
 
+    Attributes
+    ----------
+    angles : cosines and sines (N, 32) FP32 of positions 0 to N on the device while a step of fixed shapes runs
+        (:mod:`dsv4.backend.step`); else None.
+
     Raises
     ------
     NoKernelError
@@ -87,6 +92,7 @@ class KernelLayerStages(LayerStages):
         self.native = native_layer(weights, config, device)
         self.fused = Fused()
         self._record = numerics.record
+        self.angles: tuple[Tensor, Tensor] | None = None
         self._angles: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
         on_refs = dict(self._functions)
         self._functions = self._by_kernels()
@@ -130,11 +136,15 @@ class KernelLayerStages(LayerStages):
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotation of rows at ``positions``, where these are: a kernel's on the device, an emulated stage's on the CPU.
 
-        Made on the CPU: FP64 cosines of a GPU may differ in the last bit.
+        Made on the CPU: FP64 cosines of a GPU may differ in the last bit. Or, where positions must not leave the
+        device, read from :attr:`angles`, which were made so.
         """
         if self._angles is None or self._angles[0] is not positions:
-            cos, sin = cos_sin(positions.cpu(), self.frequencies)
-            self._angles = positions, (cos.to(positions.device), sin.to(positions.device))
+            if self.angles is None:
+                cos, sin = cos_sin(positions.cpu(), self.frequencies)
+                self._angles = positions, (cos.to(positions.device), sin.to(positions.device))
+            else:
+                self._angles = positions, (self.angles[0][positions], self.angles[1][positions])
         return self._angles[1]
 
     @property

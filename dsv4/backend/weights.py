@@ -72,6 +72,7 @@ class NativeLayer:
 
     attn_hc: HyperWeights
     input_norm: Tensor
+    sinks: Tensor
     q_a: Nvfp4Weight
     q_a_norm: Tensor
     q_b: Nvfp4Weight
@@ -96,7 +97,8 @@ class NativeLayer:
 
 def native_layer(weights: LayerWeights, config: ModelConfig, device: torch.device) -> NativeLayer:
     """Put one layer's stored bytes on ``device``."""
-    plain = ("attn_hc", "input_norm", "q_a_norm", "kv_norm", "ffn_hc", "post_norm", "router", "e_score_bias")
+    plain = ("attn_hc", "input_norm", "q_a_norm", "kv_norm", "sinks", "ffn_hc", "post_norm", "router")
+    plain += ("e_score_bias",)
     narrow = ("q_a", "q_b", "kv", "o_b", "experts_gate_up", "experts_down", "shared_down")
     indexer, table = weights.indexer, weights.tid2eid
     same: dict[str, Any] = {name: on_device(getattr(weights, name), device) for name in plain}

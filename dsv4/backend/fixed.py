@@ -1,0 +1,133 @@
+"""What a sequence keeps, in tensors of one shape: a step that reads only these is the same launches at every position.
+
+Host values of :mod:`dsv4.backend.cache` are on the device here. Pages for all coming rows are taken beforehand, so
+that page tables do not change; counts of entries become the number that there is room for, and what is not visible
+yet is no key; a compressor's open window is a ring whose pooled row is stored only where the window is whole.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from dsv4.backend.cache import PooledCache, PooledLayer
+from dsv4.backend.pool import PooledStore, slots_of
+from dsv4.model.cache import Segment, Tail
+from dsv4.model.memory import Closed
+
+
+@dataclass(frozen=True)
+class MaybeClosed(Closed):
+    """One window of a sequence: its entry's index (1,) int64 on the device, or -1 where it is not whole yet."""
+
+    entry: Tensor
+
+    @property
+    def entries(self) -> Tensor:
+        """As of a run of closed windows."""
+        return self.entry
+
+
+class OpenWindow:
+    """Projected tokens that a compressor still needs, in a ring; takes one token a step.
+
+    Parameters
+    ----------
+    tail : the same before the first step.
+    ratio : tokens a window.
+    before : tokens of the window before that an entry reads: ``ratio`` with overlap, else 0.
+    length : tokens of the sequence.
+    """
+
+    def __init__(self, tail: Tail, ratio: int, before: int, length: int) -> None:
+        self.ratio, self.before = ratio, before
+        size, width = ratio + before, tail.kv.shape[1]
+        self.kv, self.gate = tail.kv.new_zeros(size, width), tail.gate.new_full((size, width), -torch.inf)
+        rows = torch.arange(length - len(tail.kv), length, device=tail.kv.device) % size
+        self.kv[rows], self.gate[rows] = tail.kv, tail.gate
+
+    def add(
+        self, segment: Segment, position: Tensor, kv: Tensor, gate: Tensor
+    ) -> tuple[Tensor, Tensor, Closed]:
+        """Rows (before + ratio, C) of the window of the token at ``position`` (1,), and whether it is whole."""
+        at = position % len(self.kv)
+        self.kv.index_copy_(0, at, kv)
+        self.gate.index_copy_(0, at, gate)
+        window = position // self.ratio
+        entry = torch.where((position + 1) % self.ratio == 0, window, -1)
+        rows = self._rows(window * self.ratio - self.before, len(self.kv))
+        return self.kv[rows], self.gate[rows], MaybeClosed(segment, 0, 1, entry)
+
+    def tail(self, length: int) -> Tail:
+        """What :class:`~dsv4.model.cache.Tail` keeps of a sequence of ``length`` tokens."""
+        closed = length // self.ratio
+        first = closed * self.ratio - self.before
+        rows = self._rows(torch.tensor([first], device=self.kv.device), length - first)
+        return Tail(kv=self.kv[rows], gate=self.gate[rows], closed=closed)
+
+    def _rows(self, first: Tensor, count: int) -> Tensor:
+        return (first + torch.arange(count, device=first.device)) % len(self.kv)
+
+
+class FixedStore:
+    """A :class:`~dsv4.backend.pool.PooledStore` with pages for ``rows`` rows, its table on the device."""
+
+    def __init__(self, store: PooledStore, rows: int) -> None:
+        store.have_pages(max(rows, 1))
+        self.pool, self.rows = store.pool, rows
+        # a page that was given back holds rows that no later token sees
+        pages = [max(page, 0) for page in store.table]
+        self.table = torch.tensor(pages, dtype=torch.int64, device=store.pool.device)
+        self._table = self.table.int()
+
+    def reserve(self, rows: int) -> None:
+        """Nothing: there are pages."""
+
+    def slots(self, rows: Tensor) -> Tensor:
+        """Slots of rows of any shape, int64; negative rows stay -1."""
+        return slots_of(rows, self.table, self.pool.page_size)
+
+    def page_table(self) -> Tensor:
+        """Pages in order, (M,) int32."""
+        return self._table
+
+
+class FixedCache:
+    """A sequence's cache up to ``rows`` tokens, in tensors of one shape.
+
+    Parameters
+    ----------
+    cache : PooledCache
+    ratios : ``compress_ratios``.
+    rows : tokens that there is room for.
+    """
+
+    def __init__(self, cache: PooledCache, ratios: Sequence[int], rows: int) -> None:
+        self.cache, self.device = cache, cache.device
+        self.layers = [
+            _fixed(layer, ratio, cache.length, rows)
+            for layer, ratio in zip(cache.layers, ratios, strict=True)
+        ]
+
+    def hand_back(self, steps: int) -> None:
+        """Let the cache be as if it had taken ``steps`` tokens more."""
+        length = self.cache.length + steps
+        for layer, fixed in zip(self.cache.layers, self.layers, strict=True):
+            layer.window.rows = length
+            for name, window in fixed.tails.items():
+                layer.tails[name] = window.tail(length)
+                store = layer.entries if name == "compressor" else layer.index
+                store.rows = length // window.ratio
+        self.cache.advance(steps)
+
+
+def _fixed(layer: PooledLayer, ratio: int, length: int, rows: int) -> SimpleNamespace:
+    before = ratio if layer.index is not None else 0  # CSA's windows overlap
+    return SimpleNamespace(
+        window=FixedStore(layer.window, rows),
+        entries=FixedStore(layer.entries, rows // ratio) if ratio else None,
+        index=FixedStore(layer.index, rows // ratio) if layer.index is not None else None,
+        tails={name: OpenWindow(tail, ratio, before, length) for name, tail in layer.tails.items()},
+    )
