@@ -129,8 +129,12 @@ class KernelTransformer(Transformer):
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """All stages over a batch whose caches are ready: logits (T, V) FP32 on the device."""
-        x = self.embedding[batch.tokens].to(residual_dtype(self.numerics, 0))
-        streams = x[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
+        streams = self.first_streams(batch)
         for layer, stages in enumerate(self.stages):
             streams = run_stages(stages, layer, {"streams": streams}, batch, probe)["streams"]
         return run_stages(self.head, MODEL, {"streams": streams}, batch, probe)["logits"]
+
+    def first_streams(self, batch: Batch) -> Tensor:
+        """The embedding, once a stream: (T, N, D) as the residual of layer 0 is stored."""
+        x = self.embedding[batch.tokens].to(residual_dtype(self.numerics, 0))
+        return x[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()

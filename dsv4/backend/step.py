@@ -6,7 +6,10 @@ entries, whether a window closes, the rotation of a position. A :class:`DecodeSt
 same at every position. It replays them until the room that was asked for is used up.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,8 +68,12 @@ class DecodeStep:
         self.caches = [FixedCache(cache, ratios, cache.length + steps) for cache in caches]
         self._angles = _angles(model, self.room)
         self._pages = self._in_pools()
+        self._held: list[Any] = []
         self.logits = torch.empty(0)
-        self._graph = None if model.device.type == "cpu" else self._captured()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if model.device.type == "cuda":
+            self._run()  # compiles; what it writes at these positions, the first step writes again
+            self._graph, self.logits = _captured(self._run)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Append one token to each sequence: (B,) int64 to logits (B, V), on the device, good until the next call.
@@ -99,14 +106,33 @@ class DecodeStep:
             cache.hand_back(self.taken)
         self.taken = self.steps
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        self._run()  # compiles; what it writes at these positions, the first step writes again
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.logits = self._run()
-        return graph
+    def by_stage(self) -> dict[str, list[torch.cuda.CUDAGraph]]:
+        """Graphs of the step's stages, one a layer that launches anything: what a stage takes, apart from all others.
+
+        Each replays on the tensors that the stage before it left here, so the values are the step's.
+        """
+        found: dict[str, list[torch.cuda.CUDAGraph]] = {}
+        with self._fixed_shapes() as batch:
+            streams: Any = self.model.first_streams(batch)
+            for stages in (*self.model.stages, self.model.head):
+                env: dict[str, Any] = {"streams": streams}
+                for stage in stages.names:
+                    graph, written = _captured(partial(stages.run, stage, env, batch))
+                    env |= written
+                    if graph is not None:
+                        graph.replay()  # capturing computes nothing
+                        found.setdefault(stage, []).append(graph)
+                self._held.append(env)  # a replay reads it
+                streams = env["streams"]
+        return found
 
     def _run(self) -> Tensor:
+        with self._fixed_shapes() as batch:
+            return self.model.run(batch, self.probe)
+
+    @contextmanager
+    def _fixed_shapes(self) -> Iterator[Batch]:
+        """The batch at :attr:`positions`, while the model's layers read their angles on the device."""
         segments: Any = tuple(Segment(cache, slice(row, row + 1), 0) for row, cache in enumerate(self.caches))  # type: ignore[arg-type]
         # another tensor object each time: what a stage keeps of the last run's positions is not this run's
         batch = Batch(self.positions.view(-1), self.tokens.view(-1), segments)
@@ -114,7 +140,7 @@ class DecodeStep:
         try:
             for layer, angles in zip(stages, self._angles, strict=True):
                 layer.angles = angles  # type: ignore[attr-defined]
-            return self.model.run(batch, self.probe)
+            yield batch
         finally:
             for layer in stages:
                 layer.angles = None  # type: ignore[attr-defined]
@@ -122,6 +148,16 @@ class DecodeStep:
     def _in_pools(self) -> list[Tensor]:
         pools = [pool for layer in self.model.pools for pool in (layer.records, layer.keys)]
         return [pool.pages for pool in pools if pool is not None]
+
+
+def _captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph | None, Any]:
+    """What ``run`` launches as a graph, None if nothing, and what it returned: tensors that a replay fills."""
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with torch.cuda.graph(graph):
+            result = run()
+    return None if any("graph is empty" in str(one.message).lower() for one in said) else graph, result
 
 
 def _angles(model: KernelTransformer, rows: int) -> list[tuple[Tensor, Tensor]]:

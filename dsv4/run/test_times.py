@@ -37,6 +37,13 @@ def test_a_variant_beside_its_parent():
     assert found["stages"] == {"attend": [30.0, 40.0], "q_a": [5.0, 5.0]}
 
 
+def test_a_stage_that_launches_nothing_takes_no_time():
+    found = beside(
+        replays(90.0, attn_mhc=30.0), replays(100.0, attn_mhc=25.0, attn_quant=9.0), lambda run: run()
+    )
+    assert found["stages"] == {"attn_mhc": [30.0, 25.0], "attn_quant": [0.0, 9.0]}
+
+
 def test_what_drifts_for_both_cancels_in_the_ratio():
     turns = iter(range(10_000))
 
