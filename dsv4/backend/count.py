@@ -40,12 +40,13 @@ INTRO = """# Launches of one decode step
 
 Made by `python -m dsv4.backend.count`; not edited by hand.
 
-One sequence behind {context} tokens, weights and cache of zeros at the released models' sizes; {on}. "ours": launches
-of our kernels, counted where Python makes them; a step of fixed shapes pools its open windows and launches their
-stores at every position, so these are counted too. "torch": its own operators between (page tables, rotations, lists
-of keys, sums), a kernel each as a rule. "replayed": kernels of one replay of the step's CUDA graph, by the profiler.
-"mHC site": ours from the streams to the quantised input, two sites a layer, mHC's weights (two launches) left out.
-"plan": the same by the plan's own counting, in which a norm of torch is four launches and its quantiser two."""
+One sequence behind {context} tokens, weights and cache of zeros at the released models' sizes. Counted on {on}.
+"ours": launches of our kernels, counted where Python makes them; a step of fixed shapes pools its open windows and
+launches their stores at every position, so these are counted too. "torch": its own operators between (page tables,
+rotations, lists of keys, sums), a kernel each as a rule. "replayed": kernels of one replay of the step's CUDA graph,
+by the profiler. "mHC site": ours from the streams to the quantised input, two sites a layer, mHC's weights (two
+launches) left out. "plan": the same by the plan's own counting, in which a norm of torch is four launches and its
+quantiser two. "saved": against the first rung."""
 HEAD = """| rung | ours | saved | torch | replayed | mHC site | plan: mHC site | plan: saved, all sites |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 Counted = dict[tuple[Layer, str], Counter[str]]
@@ -137,7 +138,7 @@ def rows(models: Sequence[str], ladder: Sequence[Variant], device: str) -> Itera
 
 def page(found: Sequence[Mapping[str, Any]], device: str) -> str:
     """The counts as Markdown."""
-    on = "no device: launches are counted, not made" if device == "meta" else torch.cuda.get_device_name()
+    on = "no device: no launch is made" if device == "meta" else torch.cuda.get_device_name()
     lines = [INTRO.format(context=f"{CONTEXT:,}", on=on)]
     for model in dict.fromkeys(row["model"] for row in found):
         some = [row for row in found if row["model"] == model]
