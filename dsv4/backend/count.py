@@ -1,4 +1,4 @@
-"""Launches of one decode step: ``python -m dsv4.backend.count docs/launches.md``.
+"""Launches of one decode step: ``python -m dsv4.backend.count docs`` writes ``launches_<model>.md``.
 
 A step of fixed shapes (:mod:`dsv4.backend.step`) of each rung runs at the released models' sizes, with every launch
 counted where Python makes it and torch's own operators counted as they are dispatched. Without a GPU no launch is
@@ -9,7 +9,7 @@ stands the plan's own counting of the sites that its rungs change (:mod:`dsv4.ju
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,11 @@ MIX = ("hc.partial_kernel", "hc.finish_kernel")  # mHC's weights, before a site
 CLOSED = {"comp_closed": "compress", "index_closed": "index_k"}
 TORCH = "torch"
 NO_KERNEL = ("empty", "empty_strided", "empty_like", "detach", "lift_fresh", "new_empty", "_unsafe_view")
-INTRO = """# Launches of one decode step
+INTRO = """# Launches of one decode step: {name}, {layers} layers
 
 Made by `python -m dsv4.backend.count`; not edited by hand.
 
-One sequence behind {context} tokens, weights and cache of zeros at the released models' sizes. Counted on {on}.
+One sequence behind {context} tokens, weights and cache of zeros at the released model's sizes. Counted on {on}.
 "ours": launches of our kernels, counted where Python makes them; a step of fixed shapes pools its open windows and
 launches their stores at every position, so these are counted too. "torch": its own operators between (page tables,
 rotations, lists of keys, sums), a kernel each as a rule. "replayed": kernels of one replay of the step's CUDA graph,
@@ -113,46 +113,38 @@ def profiled(step: DecodeStep) -> int:
     return sum(not event.name.startswith(("Memcpy", "Memset")) for event in kernels)
 
 
-def rows(models: Sequence[str], ladder: Sequence[Variant], device: str) -> Iterator[dict[str, Any]]:
-    """One a rung and model."""
-    for name in models:
-        config = released(name)
-        sizes = Sizes(**{field: getattr(config, field) for field in Sizes.__annotations__})
-        for rung in ladder:
-            step = None if device == "meta" else step_of(config, rung.plan, device)
-            found = at_size(config, rung.plan) if step is None else step_launches(step)
-            total = sum(found.values(), Counter())
-            plan = flatten(rung.plan)
-            yield {
-                "model": name,
-                "layers": config.num_hidden_layers,
-                "rung": rung.id,
-                "ours": total.total() - total[TORCH],
-                "torch": total[TORCH],
-                "replayed": profiled(step) if step else None,
-                "site": site(found, config.num_hidden_layers - 1, "attn"),
-                "plan": sum(launches(plan, sizes).values()),
-                "plan_site": mhc_site(plan),
-            }
+def row(name: str, rung: Variant, device: str) -> dict[str, Any]:
+    """One rung at one model's sizes."""
+    config = released(name)
+    sizes = Sizes(**{field: getattr(config, field) for field in Sizes.__annotations__})
+    step = None if device == "meta" else step_of(config, rung.plan, device)
+    found = at_size(config, rung.plan) if step is None else step_launches(step)
+    total, plan = sum(found.values(), Counter()), flatten(rung.plan)
+    return {
+        "rung": rung.id,
+        "ours": total.total() - total[TORCH],
+        "torch": total[TORCH],
+        "replayed": profiled(step) if step else None,
+        "site": site(found, config.num_hidden_layers - 1, "attn"),
+        "plan": sum(launches(plan, sizes).values()),
+        "plan_site": mhc_site(plan),
+    }
 
 
-def page(found: Sequence[Mapping[str, Any]], device: str) -> str:
+def page(model: str, found: Sequence[Mapping[str, Any]], device: str) -> str:
     """The counts as Markdown."""
     on = "no device: no launch is made" if device == "meta" else torch.cuda.get_device_name()
-    lines = [INTRO.format(context=f"{CONTEXT:,}", on=on)]
-    for model in dict.fromkeys(row["model"] for row in found):
-        some = [row for row in found if row["model"] == model]
-        first, layers = some[0], some[0]["layers"]
-        lines += [f"\n## {model.capitalize()}, {layers} layers\n", HEAD]
-        for row in some:
-            kernels = ", ".join(f"`{name}` {count}" for name, count in sorted(row["site"].items()))
-            saved = [first[key] - row[key] for key in ("ours", "plan")]
-            cells = [row["rung"], row["ours"], saved[0], row["torch"], row["replayed"] or "not run"]
-            cells += [f"{row['site'].total()}: {kernels}", row["plan_site"], saved[1]]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-        p5 = next((row for row in some if row["rung"] == "P5"), None)
-        if p5 and first["rung"] == "B0_unfused":
-            lines.append(_p5(layers, first, p5))
+    first, layers = found[0], len(RATIOS[model])
+    lines = [INTRO.format(name=model.capitalize(), layers=layers, context=f"{CONTEXT:,}", on=on), "", HEAD]
+    for one in found:
+        kernels = ", ".join(f"`{name}` {count}" for name, count in sorted(one["site"].items()))
+        saved = [first[key] - one[key] for key in ("ours", "plan")]
+        cells = [one["rung"], one["ours"], saved[0], one["torch"], one["replayed"] or "not run"]
+        cells += [f"{one['site'].total()}: {kernels}", one["plan_site"], saved[1]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    p5 = next((one for one in found if one["rung"] == "P5"), None)
+    if p5 and first["rung"] == "B0_unfused":
+        lines.append(_p5(layers, first, p5))
     return "\n".join(lines) + "\n"
 
 
@@ -172,7 +164,7 @@ def _p5(layers: int, unfused: Mapping[str, Any], p5: Mapping[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Count, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m dsv4.backend.count", description=__doc__)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, help="folder of launches_<model>.md")
     parser.add_argument("--config", type=Path, default=Path("config.yaml"))
     parser.add_argument("--rung", action="append", help="only this one; default: the spine up to B3")
     parser.add_argument("--model", action="append", choices=tuple(RATIOS), help="default: both")
@@ -184,8 +176,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = "cuda" if torch.cuda.is_available() else "meta"
     if device == "cuda":
         toolchain.select(blackwell=torch.cuda.get_device_capability()[0] >= 10)
-    args.out.write_text(page(list(rows(args.model or tuple(RATIOS), ladder, device)), device))
-    print(f"{args.out}: {len(ladder)} rungs")
+    for model in args.model or tuple(RATIOS):
+        found: list[dict[str, Any]] = []
+        for rung in ladder:
+            found.append(row(model, rung, device))
+            (args.out / f"launches_{model}.md").write_text(page(model, found, device))
+            print(f"{model} {rung.id}: {found[-1]['ours']} ours, {found[-1]['torch']} of torch", flush=True)
     return 0
 
 
