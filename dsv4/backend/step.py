@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dsv4.backend.cache import PooledCache
-from dsv4.backend.fixed import FixedCache
+from dsv4.backend.fixed import FixedCache, joined
 from dsv4.backend.model import KernelTransformer
 from dsv4.backend.paths import NoKernelError, emulated
 from dsv4.model.cache import Batch, Segment
@@ -66,7 +66,7 @@ class DecodeStep:
         self.positions = torch.tensor(lengths, device=model.device)
         self.tokens = torch.zeros_like(self.positions)
         ratios = model.config.compress_ratios
-        self.caches = [FixedCache(cache, ratios, cache.length + steps) for cache in caches]
+        self.caches = joined([FixedCache(cache, ratios, cache.length + steps) for cache in caches])
         self._angles = _angles(model, self.room)
         self._pages = self._in_pools()
         self._held: list[Any] = []
