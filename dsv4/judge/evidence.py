@@ -1,7 +1,7 @@
 """What an audit has to measure the plan's claims with."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,11 +28,13 @@ class Evidence:
     results : folder of the run.
     config : its configuration.
     device : where it ran.
+    rungs : ids of those whose measurements count; None: every table that is there.
     """
 
     results: Path
     config: Config
     device: str
+    rungs: Collection[str] | None = None
     _tables: dict[str, tuple[pd.DataFrame, Notes] | None] = field(default_factory=dict)
 
     @cached_property
@@ -50,7 +52,9 @@ class Evidence:
         return flatten(self.config.ladder[name].plan)
 
     def table(self, name: str) -> tuple[pd.DataFrame, Notes] | None:
-        """Measurements of a rung, or None if it was not measured."""
+        """Measurements of a rung, or None if it was not measured or they do not count."""
+        if self.rungs is not None and name not in self.rungs:
+            return None
         if name not in self._tables:
             path = self.results / "metrics" / f"{name}.parquet"
             self._tables[name] = read(path) if name in self.config.ladder and path.exists() else None

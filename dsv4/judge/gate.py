@@ -30,17 +30,17 @@ Confirm = Callable[[Finding], tuple[dict[str, Any] | None, str]]
 
 
 def blocker(results: Path, config: Config, variant: Variant) -> tuple[str, State] | None:
-    """What a rung waits for: the lowest spine rung below it that did not hold, else the nearest not run.
+    """What a rung waits for: the lowest rung below it that did not hold, else the nearest not run.
 
     A rung above a failure, however far, thus names the failure and not its neighbour that was blocked by it.
+    All below it are asked: above a failure there may be passes of an earlier run.
     """
     unmet: list[tuple[str, State]] = []
-    for rung in reversed([rung for rung in config.ladder.lineage(variant.id)[:-1] if rung.spine]):
+    for rung in reversed(config.ladder.lineage(variant.id)[:-1]):
         verdict = read_verdict(results, rung.id)
         state = State(verdict["status"]) if verdict else State.NOT_RUN
-        if state == State.PASS:  # so did all below it
-            break
-        unmet.append((rung.id, state))
+        if state != State.PASS:
+            unmet.append((rung.id, state))
     stopped = [(name, state) for name, state in unmet if state not in (State.NOT_RUN, State.BLOCKED)]
     return stopped[-1] if stopped else unmet[0] if unmet else None
 
