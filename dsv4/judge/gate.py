@@ -16,7 +16,7 @@ from rich.console import Console
 from dsv4.config import Config, ConfigError, load, model_config
 from dsv4.judge import summary
 from dsv4.judge.claims_by_field import SILENT, claimed
-from dsv4.judge.evaluate import Finding, findings, other_path, select
+from dsv4.judge.evaluate import Finding, findings, other_path, place, select
 from dsv4.judge.launches import Sizes
 from dsv4.judge.limits import Limit, LimitError, tightened
 from dsv4.judge.measure import Notes, arguments, read
@@ -115,6 +115,13 @@ def _state(
         return State.FAIL, [finding.text for finding in found] + ([silent] if silent else [])
     if not notes.floor:
         return State.CANNOT_MEASURE, ["no noise floor: whether the code computes its plan was not judged"]
+    if notes.unfloored:
+        _, layer, tap = notes.unfloored[0]
+        more = len(notes.unfloored) - 1
+        also = f" and at {more} more" if more else ""
+        return State.CANNOT_MEASURE, [
+            f"no noise floor at {place(layer, tap)}{also}: whether the code computes its plan was not judged there"
+        ]
     if unexercised:
         return State.CANNOT_MEASURE, [
             f"not exercised on the changed op's own path: {text}" for text in unexercised

@@ -53,7 +53,8 @@ class Notes:
     labels : identity of the code and machine that ran.
     launches : of kernels in one decode step, ``op.function`` -> how many; empty on refs.
     points : what happened at the quantisation points, see :meth:`dsv4.judge.quantisation.Points.lines`.
-    floor, parent : whether those dumps were there.
+    floor, parent : whether those dumps were there, of every prompt.
+    unfloored : ``[phase, layer, tap]`` that the floor does not hold, or holds without draws.
     """
 
     error: str = ""
@@ -68,6 +69,7 @@ class Notes:
     points: list[dict[str, Any]] = field(default_factory=list)
     floor: bool = False
     parent: bool = False
+    unfloored: list[list[Any]] = field(default_factory=list)
 
 
 def lineage_has(ladder: Ladder, variant: Variant, name: str) -> bool:
@@ -110,6 +112,7 @@ class Measurer:
         self.results, self.ladder, self.variant = results, ladder, variant
         self.notes, self.frames = Notes(), list[pd.DataFrame]()
         self.draws: list[list[np.ndarray]] = []
+        self._floors = list[bool]()
         self.points = Points(flatten(variant.plan), weight_formats(results))
         self._dumped, self._expected = set[tuple[Any, str]](), set[tuple[Any, str]]()
 
@@ -129,7 +132,7 @@ class Measurer:
                 with DumpReader(self.results / "plain" / file, {**same, "kind": "plain"}) as plain:
                     self.frames.append(compare(test, plain, modes=MODES, against="plain"))
                 self._ancestors(test, file, same)
-                self._floor(test, file, same)
+                self._floors.append(self._floor(test, trained, file, same))
 
     def _ancestors(self, test: DumpReader, file: str, same: Mapping[str, Any]) -> None:
         folder = self.results / "variants"
@@ -144,18 +147,23 @@ class Measurer:
                 only = frozenset({"attn_out"})
                 self.frames.append(compare(test, base, modes=("isolated",), against=BASELINE, only=only))
 
-    def _floor(self, test: DumpReader, file: str, same: Mapping[str, Any]) -> None:
+    def _floor(self, test: DumpReader, trained: DumpReader, file: str, same: Mapping[str, Any]) -> bool:
         path = self.results / "floor" / self.variant.id / file
         if not path.exists():
-            return
+            return False
         with DumpReader(path, {**same, "kind": "floor", "plan": flatten(self.variant.plan)}) as floor:
-            self.notes.floor = True
+            self.notes.unfloored += [
+                [phase, -1 if layer == MODEL else layer, tap]
+                for phase, layer, tap in expected_taps(trained, "isolated")
+                if not floor.has("isolated", phase, layer, tap)
+            ]
             frame = compare(test, floor, modes=("isolated",), against="floor")
             for row in frame[frame["part"] == "all"].itertuples():
                 layer = MODEL if row.layer == -1 else row.layer
                 attrs = floor.dataset_attrs("isolated", str(row.phase), layer, str(row.tap))  # type: ignore[arg-type]
                 self.draws.append([np.asarray(attrs.get(name, ()), float) for name in DRAWS])
             self.frames.append(frame)
+        return True
 
     def _note(self, prompt: str, test: DumpReader, trained: DumpReader) -> None:
         notes = self.notes
@@ -179,6 +187,7 @@ class Measurer:
     def table(self) -> pd.DataFrame:
         """All rows, the floor's with their verdicts; the notes are whole then too."""
         self.notes.points = self.points.lines()
+        self.notes.floor = bool(self._floors) and all(self._floors)
         frame = pd.concat(self.frames, ignore_index=True)
         rows = frame[(frame["against"] == "floor") & (frame["part"] == "all")]
         if len(rows):
@@ -186,6 +195,8 @@ class Measurer:
             variants = len(self.ladder.default())
             found = judge(rows, draws, flatten(self.variant.plan), variants=variants)
             frame.loc[rows.index, ["verdict", "excess"]] = found
+            undrawn = rows.loc[found["verdict"] == "", ["phase", "layer", "tap"]]
+            self.notes.unfloored += undrawn.to_numpy(object).tolist()
         return frame[list(COLUMNS)]
 
 

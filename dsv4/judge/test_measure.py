@@ -6,7 +6,7 @@ from dsv4.dump import DumpReader
 from dsv4.judge.compare import COLUMNS, compare
 from dsv4.judge.conftest import POSITIONS, Audit, bf16
 from dsv4.judge.evaluate import select
-from dsv4.judge.measure import read
+from dsv4.judge.measure import measure, read
 from dsv4.stored import file_sha256, sidecar
 from dsv4.taps import BY_NAME
 
@@ -161,6 +161,19 @@ def test_dumps_of_another_run_are_a_result_not_a_crash(audit, attrs, message):
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(notes.error)
     assert read(audit.results / "metrics" / "B0_unfused.parquet")[1].error == notes.error
+
+
+def test_a_floor_of_some_prompts_is_no_floor(audit):
+    audit.variant("B0_unfused")
+    for folder in ("reference", "plain", "variants/B0_unfused", "floor/B0_unfused"):
+        for name in ("one.h5", "one.h5.sha256"):
+            path = audit.results / folder / name
+            path.with_name(name.replace("one", "two")).write_bytes(path.read_bytes())
+    ladder, prompts = audit.config.ladder, ["one", "two"]
+    assert measure(audit.results, ladder, "B0_unfused", prompts)[1].floor
+    (audit.results / "floor" / "B0_unfused" / "two.h5").unlink()
+    notes = measure(audit.results, ladder, "B0_unfused", prompts)[1]
+    assert (notes.error, notes.floor) == ("", False)
 
 
 def test_a_truncated_dump_is_named(audit):

@@ -86,6 +86,23 @@ STORES = {
 
 
 @pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("gap", [np.nan, np.inf])
+def test_a_tensor_without_draws_has_no_verdict_and_takes_no_test_from_the_others(store, gap):
+    site = Site(*STORES[store])
+    wrong = site.store(site.noisy())
+    wrong[7] *= np.float32(1.001)
+    whole = site.verdicts(wrong)
+    for draw in site.drawn:
+        for column in draw.values():
+            column[3] = gap
+    found = site.verdicts(wrong)
+    assert (found.loc[3, "verdict"], np.isnan(found.loc[3, "excess"])) == ("", True)
+    assert found.loc[7, "verdict"] == whole.loc[7, "verdict"] == "outside"
+    others = np.delete(np.arange(LAYERS * PROMPTS), 3)
+    assert (found.loc[others, "excess"] >= 0.9 * whole.loc[others, "excess"]).all()
+
+
+@pytest.mark.parametrize("store", STORES)
 def test_two_builds_of_the_same_code_are_never_flagged(store):
     """20 runs of 40 tensors, each with noise of its own."""
     site = Site(*STORES[store])

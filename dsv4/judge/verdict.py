@@ -89,6 +89,8 @@ def codes(tap: str, plan: Mapping[str, str]) -> str:
 def judge(rows: pd.DataFrame, draws: Draws, plan: Mapping[str, str], *, variants: int) -> pd.DataFrame:
     """Verdict and ``excess`` (largest statistic over its bound) of each row of a floor comparison.
 
+    A row without draws has none: "" and NaN, and the bounds of the others are without it.
+
     Parameters
     ----------
     rows : part "all" of the comparison with the floor, with parts.SCALE; one row a tensor.
@@ -101,12 +103,15 @@ def judge(rows: pd.DataFrame, draws: Draws, plan: Mapping[str, str], *, variants
     alpha = FAMILY / (TESTS * max(groups, 1) * max(variants, 1))
     for tap in rows["tap"].unique():
         where = np.flatnonzero(rows["tap"] == tap)
-        mine = Draws(*(getattr(draws, name)[where] for name in ("distance", "worst", "changed")))
-        part = rows.iloc[where]
-        excess = _Tap(part, mine, str(tap), codes(str(tap), plan), alpha).excess()
+        mine = [getattr(draws, name)[where] for name in ("distance", "worst", "changed")]
+        drawn = np.isfinite(np.concatenate(mine, axis=1)).all(1)
+        part, excess = rows.iloc[where], np.full(len(where), np.nan)
+        if drawn.any():
+            own = Draws(*(values[drawn] for values in mine))
+            excess[drawn] = _Tap(part[drawn], own, str(tap), codes(str(tap), plan), alpha).excess()
         verdict = np.where(excess > 1.0, "outside", "within").astype(object)
-        verdict[np.isnan(excess)] = ""  # no draws: the floor says nothing
         verdict[part["equal"].to_numpy(bool)] = "bit_equal"
+        verdict[~drawn] = ""  # the floor says nothing
         idle = (part["elements"] == 0) | (
             (tap == "topk") & part["margin_min"].isna() & (part["changed"] == 0)
         )
@@ -140,9 +145,7 @@ class _Tap:
         return self.rows[name].to_numpy(float)
 
     def excess(self) -> Array:
-        """Largest statistic over its bound, by tensor; NaN where there are no draws."""
-        if not self.exposures:
-            return np.full(len(self.rows), np.nan)
+        """Largest statistic over its bound, by tensor."""
         values = self.kind not in ("ids", "bytes")
         self.dense = values and float(np.nanmean(self.draws.changed)) > DENSE
         tests: list[Array] = []
