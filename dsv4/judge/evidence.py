@@ -11,6 +11,7 @@ import pandas as pd
 from dsv4.config import Config, model_config
 from dsv4.judge.launches import Sizes
 from dsv4.judge.measure import Notes, read
+from dsv4.ladder import LadderError
 from dsv4.plan import flatten
 
 OPS_FILE = Path(__file__).with_name("claims_ops.json")
@@ -48,7 +49,9 @@ class Evidence:
         return json.loads(OPS_FILE.read_text())["values"]
 
     def plan(self, name: str) -> dict[str, str]:
-        """Flattened plan of a rung."""
+        """Flattened plan of a rung; LadderError if this ladder has none of that name."""
+        if name not in self.config.ladder:
+            raise LadderError(f"the ladder has no rung {name}")
         return flatten(self.config.ladder[name].plan)
 
     def table(self, name: str) -> tuple[pd.DataFrame, Notes] | None:

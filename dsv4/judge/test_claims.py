@@ -1,0 +1,57 @@
+"""The plan's claims on audits that lack what they need."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from dsv4.judge import collect as collect_module
+from dsv4.judge.claims import FILE, judge_claims
+from dsv4.judge.collect import main as collect_main
+from dsv4.judge.evidence import Evidence
+from dsv4.ladder import Ladder
+
+
+def ladder_of(config, names=None, rename=""):
+    """The shipped ladder: of these rungs, or with one of them under another name."""
+    rungs = yaml.safe_load(config.path.read_text())["ladder"]
+    rungs = {name: rung for name, rung in rungs.items() if names is None or name in names}
+    other = lambda name: "Other" if name == rename else name  # noqa: E731
+    changed = {
+        other(name): rung
+        | ({"parent": other(rung["parent"])} if "parent" in rung else {})
+        | {"needs": [other(need) for need in rung.get("needs", ())]}
+        for name, rung in rungs.items()
+    }
+    return replace(config, ladder=Ladder(changed))
+
+
+def claims(audit, config=None):
+    return {row["id"]: row for row in judge_claims(Evidence(audit.results, config or audit.config, "cpu"))}
+
+
+SHIPPED = list(yaml.safe_load((FILE.parents[1] / "config.yaml").read_text())["ladder"])
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_ladder_without_a_shipped_name_runs_no_claim_that_needs_it(audit, name):
+    config = ladder_of(audit.config, rename=name)
+    found = claims(audit, config)
+    assert {row["state"] for row in found.values()} <= {"holds", "does_not", "not_run"}
+    missing = [row["id"] for row in found.values() if row["reason"] == f"the ladder has no rung {name}"]
+    assert ("p5_launches" in missing) == (name in ("B0_unfused", "P5", "P4"))
+    assert all(found[id]["state"] == "not_run" and found[id]["measured"] is None for id in missing)
+
+
+def test_an_audit_of_one_rung_is_collected(audit, monkeypatch):
+    config = ladder_of(audit.config, ["B0_unfused"])
+    audit.variant("B0_unfused").measured("B0_unfused")
+    monkeypatch.setattr(collect_module, "load", lambda path: config)
+    monkeypatch.setattr("sys.argv", ["collect", "--results", str(audit.results)])
+    assert collect_main() == 0
+    assert [row["id"] for row in json.loads((audit.results / "gates.json").read_text())["variants"]] == [
+        "B0_unfused"
+    ]
+    found = json.loads((audit.results / "claims.json").read_text())
+    assert next(row for row in found if row["id"] == "fp8_share")["reason"] == "the ladder has no rung B0"
