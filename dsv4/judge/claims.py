@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from dsv4.dump import DumpError
 from dsv4.judge import claims_counted as counted
 from dsv4.judge import claims_measured as measured
 from dsv4.judge.evidence import Evidence, Finding
@@ -52,7 +53,7 @@ def judge_claims(evidence: Evidence) -> list[dict[str, Any]]:
             continue
         try:
             holds, text = CHECKS[claim["check"]](evidence)
-        except LadderError as error:
+        except (DumpError, LadderError) as error:
             holds, text = None, str(error)
         state = "not_run" if holds is None else "holds" if holds else "does_not"
         measured, reason = (None, text) if holds is None else (text, "")

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import h5py
 import pytest
 import yaml
 
@@ -11,6 +12,7 @@ from dsv4.judge.claims import FILE, judge_claims
 from dsv4.judge.collect import main as collect_main
 from dsv4.judge.evidence import Evidence
 from dsv4.ladder import Ladder
+from dsv4.stored import file_sha256, sidecar
 
 
 def ladder_of(config, names=None, rename=""):
@@ -42,6 +44,25 @@ def test_a_ladder_without_a_shipped_name_runs_no_claim_that_needs_it(audit, name
     missing = [row["id"] for row in found.values() if row["reason"] == f"the ladder has no rung {name}"]
     assert ("p5_launches" in missing) == (name in ("B0_unfused", "P5", "P4"))
     assert all(found[id]["state"] == "not_run" and found[id]["measured"] is None for id in missing)
+
+
+@pytest.mark.parametrize("fault", ["truncated", "sidecar", "schema", "no HDF5", "empty"])
+def test_a_reference_that_cannot_be_read_is_a_reason(audit, fault):
+    path = audit.results / "reference" / "one.h5"
+    if fault == "truncated":
+        path.write_bytes(path.read_bytes()[:-1000])
+    if fault == "sidecar":
+        sidecar(path).unlink()
+    if fault == "schema":
+        with h5py.File(path, "a") as file:
+            file.attrs["schema"] = 7
+        sidecar(path).write_text(file_sha256(path))
+    if fault in ("no HDF5", "empty"):
+        path.write_bytes(b"no HDF5" if fault == "no HDF5" else b"")
+        sidecar(path).write_text(file_sha256(path))
+    row = claims(audit)["mhc_non_expansive"]
+    assert (row["state"], row["measured"]) == ("not_run", None)
+    assert "reference/one.h5" in row["reason"]
 
 
 def test_an_audit_of_one_rung_is_collected(audit, monkeypatch):
