@@ -66,5 +66,6 @@ class Evidence:
 
 def needs_rungs(evidence: Evidence, *names: str) -> str:
     """Why a check cannot be made: rungs without measurements; or ""."""
-    missing = [name for name in names if evidence.table(name) is None]
+    tables = {name: evidence.table(name) for name in names}
+    missing = [name for name, table in tables.items() if table is None or table[0].empty]
     return f"not measured in this run: {', '.join(missing)}" if missing else ""
