@@ -72,7 +72,7 @@ def complete(results: Path, config: Config, prompts: Sequence[str], target: str 
 def salvage(results: Path, config: Config, prompts: Sequence[str], target: str | None) -> str:
     """Render a page from what there is, unless there is one; return a line that says what it shows."""
     if complete(results, config, prompts, target):
-        return f"the audit is complete, and a rung of the spine failed: see {PAGE}"
+        return f"the audit is complete, and a rung of the spine did not pass: see {PAGE}"
     if len(drop_stale(results, config, prompts)) == len(list(config.ladder)):
         return "the run stopped before its first verdict; there is nothing to show yet"
     options = ["--results", str(results), "--config", str(config.path)]

@@ -57,6 +57,7 @@ def header(variant: Variant) -> dict[str, Any]:
         "id": variant.id,
         "parent": variant.parent,
         "spine": variant.spine,
+        "on_request": variant.on_request,
         "change": {name: list(pair) for name, pair in variant.change.items()},
         "why": variant.why,
     }
