@@ -26,6 +26,7 @@ from dsv4.taps import BY_NAME
 
 ABA = "dsv4.run.aba"
 SCHEMA = 1
+UNJUDGED = "whether the code computes its plan was not judged"
 Confirm = Callable[[Finding], tuple[dict[str, Any] | None, str]]
 
 
@@ -96,10 +97,10 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
     sizes = Sizes.of(model_config(config.checkpoint))
     found = findings(frame, notes, applied, plan, variant.change) + other_path(plan, sizes, notes)
     silent = _fallback(variant, frame)
-    unexercised = summary.own_path(variant.change, notes)
+    unjudged = _unjudged(variant, frame, notes)
     verdict = header(variant) | describe(config, variant, frame, notes, applied)
     verdict["culprit"] = _culprit(found[0], notes) if found else None
-    state, reasons = _state(found, silent, unexercised, notes)
+    state, reasons = _state(found, silent, unjudged)
     if found and confirm:
         verdict["confirmed"], note = confirm(found[0])
         reasons += [note] if note else []
@@ -109,25 +110,27 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
     return verdict
 
 
-def _state(
-    found: list[Finding], silent: str, unexercised: list[str], notes: Notes
-) -> tuple[State, list[str]]:
+def _state(found: list[Finding], silent: str, unjudged: list[str]) -> tuple[State, list[str]]:
     if found or silent:
         return State.FAIL, [finding.text for finding in found] + ([silent] if silent else [])
+    return (State.CANNOT_MEASURE if unjudged else State.PASS), unjudged
+
+
+def _unjudged(variant: Variant, frame: Any, notes: Notes) -> list[str]:
+    """Sentences: what must be judged before a rung without a finding may pass, and was not."""
+    lines = []
     if not notes.floor:
-        return State.CANNOT_MEASURE, ["no noise floor: whether the code computes its plan was not judged"]
-    if notes.unfloored:
+        lines.append(f"no noise floor: {UNJUDGED}")
+    elif notes.unfloored:
         _, layer, tap = notes.unfloored[0]
-        more = len(notes.unfloored) - 1
-        also = f" and at {more} more" if more else ""
-        return State.CANNOT_MEASURE, [
-            f"no noise floor at {place(layer, tap)}{also}: whether the code computes its plan was not judged there"
-        ]
-    if unexercised:
-        return State.CANNOT_MEASURE, [
-            f"not exercised on the changed op's own path: {text}" for text in unexercised
-        ]
-    return State.PASS, []
+        more = f" and at {len(notes.unfloored) - 1} more" if len(notes.unfloored) > 1 else ""
+        lines.append(f"no noise floor at {place(layer, tap)}{more}: {UNJUDGED} there")
+    elif summary.fidelity(frame)[0] in (None, "not_exercised"):
+        lines.append(f"no tap holds anything: {UNJUDGED}")
+    if variant.parent and select(frame, against="parent").empty:
+        lines.append(f"no tap was compared with {variant.parent}'s: what the change moves was not measured")
+    own = summary.own_path(variant.change, frame, notes)
+    return lines + [f"not exercised on the changed op's own path: {text}" for text in own]
 
 
 def _fallback(variant: Variant, frame: Any) -> str:
