@@ -46,7 +46,7 @@ class Notes:
     error : why there are no rows, or "".
     missing : ``[mode, phase, layer, tap]`` that the variant should have dumped and did not.
     declared : taps that an adapter declared it cannot give.
-    taps : (layer, tap) pairs dumped, and expected.
+    taps : by mode, (layer, tap) pairs dumped, and all that the model has.
     exercised : by prompt, what the run reached (clamp hits, pages, ...).
     positions : by prompt, the last token position measured.
     decode : by prompt, the position of the first decode step.
@@ -60,7 +60,7 @@ class Notes:
     error: str = ""
     missing: list[list[Any]] = field(default_factory=list)
     declared: list[str] = field(default_factory=list)
-    taps: tuple[int, int] = (0, 0)
+    taps: dict[str, list[int]] = field(default_factory=dict)
     exercised: dict[str, Any] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     decode: dict[str, int] = field(default_factory=dict)
@@ -114,7 +114,8 @@ class Measurer:
         self.draws: list[list[np.ndarray]] = []
         self._floors = list[bool]()
         self.points = Points(flatten(variant.plan), weight_formats(results))
-        self._dumped, self._expected = set[tuple[Any, str]](), set[tuple[Any, str]]()
+        self._dumped = {mode: set[tuple[Any, str]]() for mode in MODES}
+        self._all = set[tuple[Any, str]]()
 
     def prompt(self, prompt: str) -> None:
         """Measure one prompt's dump against everything that is there."""
@@ -176,13 +177,14 @@ class Measurer:
         steps = trained.rows("compounded", "decode")
         notes.decode[prompt] = int(steps[0]) if len(steps) else -1
         for mode in MODES:
-            for phase, layer, tap in expected_taps(trained, mode):
-                self._expected.add((layer, tap))
+            due = set(expected_taps(trained, mode))
+            for phase, layer, tap in expected_taps(trained, "isolated"):  # every tap that there is
+                self._all.add((layer, tap))
                 if test.has(mode, phase, layer, tap):
-                    self._dumped.add((layer, tap))
-                elif tap not in notes.declared:
+                    self._dumped[mode].add((layer, tap))
+                elif (phase, layer, tap) in due and tap not in notes.declared:
                     notes.missing.append([mode, phase, layer, tap])
-        notes.taps = len(self._dumped), len(self._expected)
+        notes.taps = {mode: [len(dumped), len(self._all)] for mode, dumped in self._dumped.items()}
 
     def table(self) -> pd.DataFrame:
         """All rows, the floor's with their verdicts; the notes are whole then too."""

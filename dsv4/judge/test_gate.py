@@ -52,7 +52,11 @@ def test_a_correct_bottom_rung_passes(audit):
     assert verdict["status"] == State.PASS, verdict["reasons"]
     assert verdict["fidelity"] == "bit_equal"
     assert verdict["culprit"] is None
-    assert verdict["taps"][0] == verdict["taps"][1]
+    counts = verdict["taps_by_mode"]
+    assert verdict["taps"] == [sum(pair) for pair in zip(*counts.values(), strict=True)]
+    every = sum(len(layer_taps(ratio)) for ratio in RATIOS) + 2
+    free = sum(len(layer_taps(ratio, "compounded")) for ratio in RATIOS) + 2
+    assert counts == {"isolated": [every, every], "compounded": [free, every]}
     assert verdict["reasons"][0].endswith("within its noise")
     assert verdict["cos"]["per_layer"] == pytest.approx([1, 1], abs=1e-5)
     assert verdict["cos"]["worst"]["tap"] == "attn_out"
@@ -123,7 +127,8 @@ def test_a_missing_tap_fails_unless_declared(audit):
     assert "layer 1, lse (attend) was not dumped" in verdict["reasons"][0]
     verdict = judged(audit, change=leave, declared_missing=["lse"])
     assert verdict["status"] == State.PASS
-    assert verdict["taps"][0] == verdict["taps"][1] - 1
+    every = verdict["taps_by_mode"]["isolated"][1]
+    assert verdict["taps_by_mode"]["isolated"] == [every - 1, every]
 
 
 def test_logits_shifted_by_one_label_fail_in_the_free_run(audit):

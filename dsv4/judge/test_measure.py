@@ -8,7 +8,7 @@ from dsv4.judge.conftest import POSITIONS, Audit, bf16
 from dsv4.judge.evaluate import select
 from dsv4.judge.measure import measure, read
 from dsv4.stored import file_sha256, sidecar
-from dsv4.taps import BY_NAME
+from dsv4.taps import BY_NAME, MODES
 
 
 def one(frame, **where):
@@ -137,9 +137,18 @@ def test_missing_taps_are_listed_unless_declared(audit):
     leave = lambda m, p, layer, tap, x: None if tap.name == "lse" and layer == 1 else x  # noqa: E731
     _, notes = audit.variant("B0_unfused", leave).measured("B0_unfused")
     assert ["isolated", "decode", 1, "lse"] in notes.missing
-    assert notes.taps == (notes.taps[1] - 1, notes.taps[1])
+    assert notes.taps["isolated"][0] == notes.taps["isolated"][1] - 1
     _, notes = audit.variant("B0_unfused", leave, declared_missing=["lse"]).measured("B0_unfused")
     assert (notes.missing, notes.declared) == ([], ["lse"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_taps_are_counted_mode_by_mode(audit, mode):
+    whole = audit.variant("B0_unfused").measured("B0_unfused")[1].taps
+    assert whole["isolated"][0] == whole["isolated"][1] == whole["compounded"][1] > whole["compounded"][0]
+    leave = lambda m, p, layer, tap, x: None if (tap.name, layer, m) == ("lse", 1, mode) else x  # noqa: E731
+    found = audit.variant("B0_unfused", leave, declared_missing=["lse"]).measured("B0_unfused")[1].taps
+    assert found == whole | {mode: [whole[mode][0] - 1, whole[mode][1]]}
 
 
 @pytest.mark.parametrize(
