@@ -24,6 +24,7 @@ COPIED += [
         "__init__",
         "__main__",
         "config",
+        "files",
         "ladder",
         "plan",
         "prompts",

@@ -1,7 +1,6 @@
 """Collect an audit: all verdicts and measurements in one file each, and the plan's claims."""
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -13,14 +12,16 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from dsv4.config import Config, load
+from dsv4.files import write_json, write_parquet
 from dsv4.identity import git_state, versions
 from dsv4.judge.claims import judge_claims
 from dsv4.judge.evidence import Evidence
-from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict, write_json
+from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict
 from dsv4.judge.measure import arguments
 from dsv4.judge.times import read_times, with_time
 from dsv4.ladder import State, Variant
 from dsv4.prompts import load_prompts
+from dsv4.run.console import main_guard
 from dsv4.salvage import current, newest
 
 NEEDED_FROM = 256.0  # max abs X from which a BF16 ULP is 2: under it an FP32 residual cannot matter
@@ -145,12 +146,7 @@ def concatenate(files: Sequence[Path], path: Path) -> int:
     """Join the variants' tables into one Parquet file; number of rows."""
     tables = [pq.read_table(file).replace_schema_metadata(None) for file in files]
     table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        pq.write_table(table, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_parquet(path, table)
     return table.num_rows
 
 
@@ -179,4 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main_guard(main)

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsv4.files import write_whole
 from dsv4.ladder import State
+from dsv4.run.console import main_guard
 
 DONE = "enforced.ok"
 GOOD = (State.PASS, State.NOT_NEEDED)
@@ -72,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if stopped := culprits(gates, options.target):
         print(explain(stopped), file=sys.stderr)
         return 1
-    done.write_text("every spine rung asked for passed\n")
+    write_whole(done, b"every spine rung asked for passed\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main_guard(main)

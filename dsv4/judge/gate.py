@@ -4,7 +4,6 @@ On failure the culprit is confirmed by repeat, revert and re-apply (``python -m 
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from dsv4.config import Config, ConfigError, load, model_config
+from dsv4.files import write_json
 from dsv4.judge import summary
 from dsv4.judge.claims_by_field import SILENT, claimed
 from dsv4.judge.evaluate import Finding, findings, other_path, place, select
@@ -22,6 +22,7 @@ from dsv4.judge.limits import Limit, LimitError, tightened
 from dsv4.judge.measure import Notes, arguments, read
 from dsv4.ladder import LadderError, State, Variant
 from dsv4.plan import flatten
+from dsv4.run.console import main_guard
 from dsv4.taps import BY_NAME
 
 ABA = "dsv4.run.aba"
@@ -237,17 +238,6 @@ def confirm_by_aba(results: Path, config: Config, name: str) -> Confirm:
     return confirm
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def main() -> int:
     """Gate ``--variant``; 1 only for a configuration that cannot be used."""
     options = arguments(__doc__, "variant").parse_args()
@@ -266,4 +256,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main_guard(main)

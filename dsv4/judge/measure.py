@@ -7,8 +7,6 @@ A dump that is refused is a result, not a crash: no rows, and the message.
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +21,14 @@ from rich.progress import track
 
 from dsv4.config import Config, load
 from dsv4.dump import DumpError, DumpReader
+from dsv4.files import write_parquet
 from dsv4.judge.compare import COLUMNS, CompareError, compare
 from dsv4.judge.quantisation import Points, weight_formats
 from dsv4.judge.verdict import Draws, judge
 from dsv4.ladder import Ladder, Variant
 from dsv4.plan import flatten
 from dsv4.prompts import load_prompts
+from dsv4.run.console import main_guard
 from dsv4.taps import MODEL, MODES, PHASES, TAPS, layer_taps
 
 BASELINE = "B0"  # the plan's baseline: attn_out of every rung above it is compared with it by name
@@ -230,13 +230,7 @@ def write(path: Path, frame: pd.DataFrame, notes: Notes) -> None:
     table = table.replace_schema_metadata(
         {**(table.schema.metadata or {}), METADATA: json.dumps(vars(notes))}
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        pq.write_table(table, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_parquet(path, table)
 
 
 def read(path: Path) -> tuple[pd.DataFrame, Notes]:
@@ -270,4 +264,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main_guard(main)

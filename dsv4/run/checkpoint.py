@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dsv4.config import checkpoint_sha256, load, model_config
+from dsv4.files import write_json
 from dsv4.model.checkpoint import load as load_checkpoint
 from dsv4.model.config import ModelConfig
 from dsv4.run.console import main_guard
-from dsv4.run.setup import parse, write_json
+from dsv4.run.setup import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
