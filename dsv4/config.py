@@ -7,11 +7,11 @@ value and what to do. Imports no torch: the rules load this at every start.
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jsonschema
 import yaml
@@ -21,7 +21,8 @@ from dsv4.device import Backend, NoDeviceError, resolve
 from dsv4.ladder import Ladder, LadderError
 
 RULES = Path(__file__).resolve().parent.parent / "rules"
-HASH_WHOLE = 256 * 2**20  # bytes; larger files are named by header and size, so that a start stays cheap
+HASH_WHOLE = 256 * 2**20  # bytes; of larger files samples are hashed, so that a start stays cheap
+SAMPLES, SAMPLE = 64, 64 * 2**10  # blocks a large file, bytes a block
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -218,7 +219,12 @@ def checkpoint_files(checkpoint: Path) -> list[Path]:
 
 
 def checkpoint_sha256(checkpoint: Path) -> str:
-    """Hash the checkpoint: whole files, but only header and size of those over ``HASH_WHOLE``."""
+    """Hash the checkpoint: whole files, but size, header and samples of those over ``HASH_WHOLE``.
+
+    Samples show other weights; they need not show a few changed bytes. Those are seen by the hashes
+    of whole files in ``checkpoint.json``, which :mod:`dsv4.run.checkpoint` writes once a file has
+    changed.
+    """
     files = tuple(checkpoint_files(checkpoint))
     stamps = tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files)
     return _hash_files(files, stamps)
@@ -234,9 +240,19 @@ def _hash_files(files: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) ->
                 while block := file.read(2**20):
                     digest.update(block)
             else:
-                prefix = file.read(8)  # safetensors: the JSON header's length, then the header
-                digest.update(prefix + file.read(min(int.from_bytes(prefix, "little"), HASH_WHOLE)))
+                for block in _samples(file, size):
+                    digest.update(block)
     return digest.hexdigest()
+
+
+def _samples(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Header of a large safetensors file, then blocks at equal distances up to its end."""
+    prefix = file.read(8)  # the JSON header's length
+    yield prefix + file.read(min(int.from_bytes(prefix, "little"), HASH_WHOLE))
+    start = file.tell()
+    for sample in range(SAMPLES):
+        file.seek(start + sample * max(size - SAMPLE - start, 0) // (SAMPLES - 1))
+        yield file.read(SAMPLE)
 
 
 def run_id(config: Config) -> str:

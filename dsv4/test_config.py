@@ -1,6 +1,7 @@
 """What config.yaml may say, and what it is told otherwise."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -120,18 +121,55 @@ def test_the_run_is_named_by_model_weights_and_prompts(written, checkpoint):
     assert run().rsplit("-", 2)[1] != first.rsplit("-", 2)[1]
 
 
-def test_a_large_file_is_hashed_by_header_and_size(checkpoint, monkeypatch):
+HEADER = (8).to_bytes(8, "little") + b'{"a": 1}'
+
+
+@pytest.fixture
+def sha256(checkpoint, monkeypatch):
+    """Hash of a checkpoint with one file of these bytes, which counts as large."""
     monkeypatch.setattr(config, "HASH_WHOLE", 16)
-    file = checkpoint / "model.safetensors"
-    header = (8).to_bytes(8, "little") + b'{"a": 1}'
-    file.write_bytes(header + b"x" * 100)
-    first = config.checkpoint_sha256(checkpoint)
-    file.write_bytes(header + b"y" * 100)
-    assert config.checkpoint_sha256(checkpoint) == first  # the price of a cheap start
-    file.write_bytes(header.replace(b"a", b"b") + b"x" * 100)
-    renamed = config.checkpoint_sha256(checkpoint)
-    file.write_bytes(header + b"x" * 101)
-    assert len({first, renamed, config.checkpoint_sha256(checkpoint)}) == 3
+    monkeypatch.setattr(config, "SAMPLE", 4)
+
+    def hashed(content):
+        (checkpoint / "model.safetensors").write_bytes(content)
+        config._hash_files.cache_clear()  # a file of the same size may be written twice in one tick
+        return config.checkpoint_sha256(checkpoint)
+
+    return hashed
+
+
+def test_a_large_file_is_told_by_header_size_and_samples(sha256):
+    data = b"x" * 4096  # 64 samples of 4 bytes, 64.95 bytes apart
+    first = sha256(HEADER + data)
+    others = [
+        HEADER.replace(b"a", b"b") + data,
+        HEADER + data + b"x",
+        HEADER + b"y" + data[1:],
+        HEADER + data[:-1] + b"y",
+        *(HEADER + data[:k] + b"y" * 66 + data[k + 66 :] for k in range(0, 4030, 31)),
+    ]
+    assert first not in [sha256(content) for content in others]
+    assert first == sha256(HEADER + data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 5, 200, 256])
+def test_a_file_smaller_than_its_samples_is_hashed_whole(sha256, size):
+    contents = {HEADER + bytes(k == byte for k in range(size)) for byte in range(size + 1)}
+    assert len({sha256(content) for content in contents}) == len(contents)
+
+
+def test_a_checkpoint_of_hundreds_of_gigabytes_is_hashed_at_once(checkpoint):
+    with (checkpoint / "model.safetensors").open("wb") as file:
+        file.write(HEADER)
+        file.truncate(500 * 10**9)  # a hole: no byte of it is on the disk
+    started = time.monotonic()
+    config.checkpoint_sha256(checkpoint)
+    assert time.monotonic() - started < 10
+
+
+def test_a_small_checkpoint_keeps_its_hash_and_its_results():
+    name = config.run_id(load(ROOT / "config.yaml"))
+    assert name.startswith("nano-f9e7c37a-"), "results folders of earlier runs are named by it"
 
 
 def test_a_missing_shard_is_named(checkpoint):
