@@ -6,6 +6,7 @@ value and what to do. Imports no torch: the rules load this at every start.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from typing import Any, BinaryIO
 
 import jsonschema
 import yaml
+from jsonschema import TypeChecker
 from jsonschema.exceptions import best_match
+from jsonschema.validators import extend
 
 from dsv4.device import Backend, NoDeviceError, resolve
 from dsv4.ladder import Ladder, LadderError
@@ -73,20 +76,38 @@ class Config:
     backend: str = "auto"
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice; plain YAML silently keeps the last."""
+class _TextKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice, of which plain YAML silently keeps the last, and one that is no text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Build one mapping."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if key in seen:
+            wrong = "" if isinstance(key, str) else "is no text; put it in quotes, or correct it"
+            if wrong or key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                    None, None, f"key {key!r} {wrong or 'stands twice'}", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _is_whole(_: TypeChecker, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(_: TypeChecker, value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# JSON schema calls 16.0 an integer, and YAML's .nan a number; range(16.0) and a limit of NaN are neither.
+_Validator = extend(
+    jsonschema.Draft202012Validator,
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine_many(
+        {"integer": _is_whole, "number": _is_finite}
+    ),
+)
 
 
 def read_yaml(path: Path, schema: str) -> Any:
@@ -98,13 +119,13 @@ def read_yaml(path: Path, schema: str) -> Any:
         Missing or unreadable file, bad YAML, or the first value that the schema refuses.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        content = yaml.load(path.read_text(encoding="utf-8"), _TextKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-02-30
         raise ConfigError(f"{path}: no valid YAML: {' '.join(str(error).split())}") from error
     rules = yaml.safe_load((RULES / f"{schema}.schema.yaml").read_text(encoding="utf-8"))
-    found = jsonschema.Draft202012Validator(rules).iter_errors(content)
+    found = _Validator(rules).iter_errors(content)
     worst = best_match(found)
     if worst is not None:
         raise ConfigError(f"{path}: {_explain(worst)}")

@@ -1,10 +1,12 @@
 """What config.yaml may say, and what it is told otherwise."""
 
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dsv4 import config
 from dsv4.config import ConfigError, load
@@ -78,6 +80,64 @@ def test_a_mistake_is_named_with_file_key_and_value(written, before, after, mess
     with pytest.raises(ConfigError, match=message) as caught:
         load(path)
     assert str(path) in str(caught.value)
+
+
+SCHEMA = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())["properties"]
+INTEGERS = [key for key, rule in SCHEMA.items() if rule.get("type") == "integer"]
+NOT_WHOLE = [
+    "16.0",
+    "1.6e+1",
+    "16.5",
+    ".inf",
+    ".nan",
+    "true",
+    "off",
+    "'16'",
+    "[16]",
+    "{a: 16}",
+    "",
+    "2026-11-30",
+]
+
+
+@pytest.mark.parametrize("value", [*NOT_WHOLE, "-1", "99999999999999999999"])
+@pytest.mark.parametrize("key", INTEGERS)
+def test_what_is_no_whole_number_of_its_range_is_refused_by_key(written, key, value):
+    line = re.search(rf"^{key}: .*$", TEXT, re.MULTILINE)
+    with pytest.raises(
+        ConfigError, match=rf"config\.yaml: {key}: .* (is not of type|is (less|greater) than)"
+    ):
+        load(written(line[0], f"{key}: {value}"))
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "true", "'1'", "[1]", ""])
+def test_a_limit_that_is_no_finite_number_is_refused_by_name(written, value):
+    with pytest.raises(ConfigError, match=r"config\.yaml: tighten\.q\.cosine: .* is not of type 'number'"):
+        load(written("tighten: {}", f"tighten: {{q.cosine: {value}}}"))
+
+
+@pytest.mark.parametrize("key", ["1", "1.5", "true", "null", "2026-11-30", "[a, b]", "{a: b}"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("seed: 0", "seed: 0\n{}: 0"),
+        ("  P4:", "  {}: {{parent: B0_unfused, set: {{norm_quant: fused}}, why: a}}\n  P4:"),
+        ("{norm_quant: fused}", "{{{}: fused}}"),
+        ("tighten: {}", "tighten: {{{}: 0.1}}"),
+    ],
+    ids=["top", "ladder", "set", "tighten"],
+)
+def test_a_key_that_is_no_text_is_refused_with_its_line(written, before, after, key):
+    with pytest.raises(ConfigError, match=r"config\.yaml: .*key .* is no text; put it in quotes.* line \d+"):
+        load(written(before, after.format(key)))
+
+
+@pytest.mark.parametrize(
+    "value", ["2026-02-30", "!!int a", "9" * 5000, "[" * 5000, "&a [*a]", "&a {b: *a}", "!!python/name:os.x"]
+)
+def test_what_yaml_cannot_build_is_refused(written, value):
+    with pytest.raises(ConfigError, match=r"config\.yaml: "):
+        load(written("prompts: data/prompts.yaml", f"prompts: {value}"))
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -74,6 +74,9 @@ def test_the_hash_is_of_the_ids():
         ("[{id: a, kind: plain, text: x}, {id: a, kind: plain, text: y}]", "id 'a' stands twice"),
         ("[{id: a, kind: chat, turns: [{assistant: x}]}]", "a: turns must go user, assistant, ..., user"),
         ("[{id: a, kind: chat, turns: [{user: x}, {assistant: y}]}]", "a: turns must go user"),
+        ("[{id: a, kind: plain, text: x, rows: [1.0]}]", r"0\.rows\.0: 1\.0 is not of type 'integer'"),
+        ("[{id: a, kind: plain, text: x, rows: [true]}]", r"0\.rows\.0: True is not of type 'integer'"),
+        ("[{id: a, kind: plain, 1: x}]", "key 1 is no text"),
         ("[{id: a, kind: chat, turns: [{system: x}]}]", "unknown key 'system'; keys: user, assistant"),
     ],
 )
