@@ -29,8 +29,15 @@ SAMPLES, SAMPLE = 64, 64 * 2**10  # blocks a large file, bytes a block
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
+FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
+
+
 class ConfigError(ValueError):
     """What to mend in a file that the user wrote: file, key, value, and what is allowed."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint that cannot be audited; the message names file, key and value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,22 +195,32 @@ def model_config(checkpoint: Path) -> dict[str, Any]:
 
     Raises
     ------
-    ConfigError
+    CheckpointError
         The folder or the file is missing, or it is no JSON object.
     """
-    file = checkpoint / "config.json"
     if not checkpoint.is_dir():
-        raise ConfigError(
+        raise CheckpointError(
             f"checkpoint = {checkpoint}: no such folder; config.yaml names one in Hugging Face's layout"
         )
+    return json_object(checkpoint / "config.json")
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """Parse a file of the checkpoint that holds one JSON object.
+
+    Raises
+    ------
+    CheckpointError
+        It is missing or unreadable, or holds something else.
+    """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{file}: missing; the checkpoint needs it") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: no valid JSON: {error}") from error
+        raise CheckpointError(f"{file}: missing; {FETCH}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: no valid JSON ({error}); {FETCH}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{file}: holds {type(content).__name__}, not an object")
+        raise CheckpointError(f"{file}: holds {type(content).__name__}, not an object of keys; {FETCH}")
     return content
 
 
@@ -212,24 +229,27 @@ def weight_files(checkpoint: Path) -> list[Path]:
 
     Raises
     ------
-    ConfigError
+    CheckpointError
         There are none, or the index names a shard that is not there.
     """
     index = checkpoint / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{index}: no valid index: {error!r}") from error
-    else:
-        names = ["model.safetensors"]
-    missing = [name for name in names if not (checkpoint / name).is_file()]
+    names = _shards(index) if index.is_file() else ["model.safetensors"]
+    missing = [str(checkpoint / name) for name in names if not (checkpoint / name).is_file()]
     if missing:
         source = f", named by {index.name}" if index.is_file() else ""
-        raise ConfigError(
-            f"{checkpoint}: missing {', '.join(missing)}{source}; fetch it again, or set another checkpoint"
-        )
+        raise CheckpointError(f"{', '.join(missing)}: missing{source}; {FETCH}")
     return [checkpoint / name for name in names]
+
+
+def _shards(index: Path) -> list[str]:
+    """Names of the files that hold the tensors."""
+    weight_map = json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map = {weight_map!r} names no shards; {FETCH}")
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"{index}: weight_map.{tensor} = {shard!r} is no file's name; {FETCH}")
+    return sorted(set(weight_map.values()))
 
 
 def checkpoint_files(checkpoint: Path) -> list[Path]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dsv4 import config
-from dsv4.config import ConfigError, load
+from dsv4.config import CheckpointError, ConfigError, load
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "config.yaml").read_text()
@@ -237,13 +237,45 @@ def test_a_missing_shard_is_named(checkpoint):
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
     (checkpoint / "model-1.safetensors").write_bytes(b"")
     with pytest.raises(
-        ConfigError, match=r"missing model-2\.safetensors, named by model\.safetensors\.index\.json"
+        ConfigError, match=r"model-2\.safetensors: missing, named by model\.safetensors\.index\.json; fetch"
     ):
         config.checkpoint_files(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("", "no valid JSON"),
+        ("[]", "holds list, not an object"),
+        ("{}", "weight_map = None names no shards"),
+        ('{"weight_map": []}', r"weight_map = \[\] names no shards"),
+        ('{"weight_map": {}}', r"weight_map = \{\} names no shards"),
+        ('{"weight_map": "a"}', "weight_map = 'a' names no shards"),
+        ('{"weight_map": {"a": 1}}', r"weight_map\.a = 1 is no file's name"),
+        ('{"weight_map": {"a": "model.safetensors", "b": null}}', r"weight_map\.b = None is no file's name"),
+        ('{"weight_map": {"a": "model.safetensors", "b": 1}}', r"weight_map\.b = 1 is no file's name"),
+        (
+            '{"weight_map": {"a": ["model.safetensors"]}}',
+            r"weight_map\.a = \['model\.safetensors'\] is no file's",
+        ),
+        ('{"weight_map": {"a": {}}}', r"weight_map\.a = \{\} is no file's name"),
+    ],
+)
+def test_a_broken_index_is_named(checkpoint, index, message):
+    (checkpoint / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors\.index\.json: {message}.*; fetch"):
+        config.checkpoint_files(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "no\0such", "/"])
+def test_a_shard_that_cannot_be_a_file_is_missing(checkpoint, name):
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(CheckpointError, match=r"missing, named by"):
+        config.checkpoint_files(checkpoint)
+
+
 def test_an_empty_folder_is_no_checkpoint(tmp_path):
-    with pytest.raises(ConfigError, match=r"missing model\.safetensors; fetch it again"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors: missing; fetch"):
         config.checkpoint_files(tmp_path)
     with pytest.raises(ConfigError, match="no such folder"):
         config.model_config(tmp_path / "nowhere")

@@ -31,6 +31,8 @@ COPIED += [
         "preflight",
         "taps",
         "judge/limits",
+        "model/__init__",
+        "model/config",
         "salvage",
         "code_inputs",
     )

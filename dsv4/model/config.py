@@ -1,16 +1,11 @@
 """Model sizes from a checkpoint's ``config.json``, in the checkpoint's own names."""
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be audited; the message names file, key and value."""
-
+from dsv4.config import CheckpointError, model_config
 
 LayerKind = Literal["window", "csa", "hca"]
 CSA_RATIO = 4
@@ -86,21 +81,13 @@ def load_config(folder: Path) -> ModelConfig:
     CheckpointError
         Missing file or key, wrong type, or sizes that do not fit each other.
     """
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; `checkpoint` must be a Hugging Face model folder") from None
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: not JSON ({error}); {CORRECT}") from None
-    return parse_config(raw, path)
+    return parse_config(model_config(folder), folder / "config.json")
 
 
 def parse_config(raw: Mapping[str, Any], path: Path = Path("config.json")) -> ModelConfig:
     """Build the config from a parsed ``config.json``; see :func:`load_config`."""
-    if not isinstance(raw, Mapping):
-        raise CheckpointError(f"{path}: not an object of keys; is this a DeepSeek-V4 config?")
-    rope = raw.get("rope_scaling") or (raw.get("rope_parameters") or {}).get("compress")
+    nested = raw.get("rope_parameters")
+    rope = raw.get("rope_scaling") or (nested.get("compress") if isinstance(nested, Mapping) else None)
     values: dict[str, Any] = {}
     for name, kind in ModelConfig.__annotations__.items():
         source, key = (rope, _RENAMED[name]) if name in _RENAMED else (raw, name)
@@ -125,7 +112,7 @@ def _typed(value: Any, kind: type, where: str) -> Any:
         if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise CheckpointError(f"{where} = {value!r} is not a list of integers; {CORRECT}")
         return tuple(value)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
     if not number or (kind is int and value != int(value)):
         raise CheckpointError(
             f"{where} = {value!r} is not {'an integer' if kind is int else 'a finite number'}; {CORRECT}"

@@ -11,9 +11,8 @@ from dsv4.config import ConfigError
 from dsv4.dump import DumpError
 from dsv4.files import WriteError
 from dsv4.ladder import LadderError
-from dsv4.model.config import CheckpointError
 
-USER_ERRORS = (ConfigError, CheckpointError, DumpError, LadderError, WriteError)
+USER_ERRORS = (ConfigError, DumpError, LadderError, WriteError)
 
 
 def progress(items: Sequence[str], what: str) -> Iterator[str]:
