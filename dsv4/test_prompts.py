@@ -1,6 +1,7 @@
 """The prompt file, and how prompts become token ids."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,7 +205,5 @@ KEYS = ["bos_token", "eos_token", "chat_template"]
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_json_as_settings_gives_tokens_or_a_refusal(broken, settings):
     audit = broken(settings if isinstance(settings, dict) else json.dumps(settings))
-    try:
+    with suppress(ConfigError):
         assert all(encode_all(audit).values())
-    except ConfigError:
-        pass

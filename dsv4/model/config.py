@@ -1,5 +1,6 @@
 """Model sizes from a checkpoint's ``config.json``, in the checkpoint's own names."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,23 @@ LayerKind = Literal["window", "csa", "hca"]
 CSA_RATIO = 4
 MAY_BE_ZERO = ("num_hash_layers", "compress_ratios")
 CORRECT = "correct config.json, or fetch the checkpoint again"
+
+# What the model computes whatever config.json says: the one value that each key may have. A key that is absent
+# or null has DeepSeek-V4's value, in transformers' config too (5.24, models/deepseek_v4, 2026-11-30).
+FIXED: Mapping[str, Any] = {
+    "model_type": "deepseek_v4",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": 1,
+    "n_shared_experts": 1,
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "n_group": 1,
+}
+FIXED_ROPE: Mapping[str, Any] = {"type": "yarn", "rope_type": "yarn", "attention_factor": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +97,7 @@ def load_config(folder: Path) -> ModelConfig:
     Raises
     ------
     CheckpointError
-        Missing file or key, wrong type, or sizes that do not fit each other.
+        Missing file or key, wrong type, sizes that do not fit each other, or another computation.
     """
     return parse_config(model_config(folder), folder / "config.json")
 
@@ -104,7 +122,19 @@ def parse_config(raw: Mapping[str, Any], path: Path = Path("config.json")) -> Mo
     values["compress_ratios"] = ratios[:layers]  # a longer list's tail belongs to MTP layers
     config = ModelConfig(**values)
     _check(config, path)
+    _check_fixed(raw, FIXED, f"{path}: ")
+    _check_fixed(rope or {}, FIXED_ROPE, f"{path}: rope_scaling.")
     return config
+
+
+def _check_fixed(raw: Mapping[str, Any], fixed: Mapping[str, Any], where: str) -> None:
+    """Refuse a key that asks for another computation than the model's."""
+    for key, value in fixed.items():
+        if raw.get(key) not in (None, value):
+            raise CheckpointError(
+                f"{where}{key} = {raw[key]!r}, but only {json.dumps(value)} is computed: this model is no"
+                " DeepSeek-V4 and cannot be audited; set another `checkpoint` in config.yaml"
+            )
 
 
 def _typed(value: Any, kind: type, where: str) -> Any:
