@@ -151,7 +151,7 @@ def rmsnorm(
 
 def check_width(op: str, D: int, most: int = MAX_D) -> int:
     """``D``, or a refusal of rows that a program cannot hold."""
-    if D > most:
+    if most < D:
         raise ValueError(f"{op}: D = {D} is over the kernel's limit of {most}")
     return D
 
