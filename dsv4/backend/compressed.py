@@ -161,7 +161,9 @@ def _entry_slots(at: "KernelLayerStages", closed: tuple[Closed, ...], which: str
     stores = [getattr(run.segment.cache.layers[at.layer], which) for run in closed]
     for store, run in zip(stores, closed, strict=True):
         store.reserve(run.first + run.count)
-    entries, first = torch.cat([run.entries for run in closed]), stores[0]
+    first, entries = stores[0], closed[0].entries
+    if len(closed) > 1:
+        entries = torch.cat([run.entries for run in closed])
     owners = first.owners([run.count for run in closed])
     return row_slots(entries, first.tables(stores), owners, first.pool.page_size), first.pool
 
