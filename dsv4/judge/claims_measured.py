@@ -10,8 +10,11 @@ import pandas as pd
 from dsv4.dump import DumpReader
 from dsv4.judge.evaluate import layer_value, select
 from dsv4.judge.evidence import Evidence, Finding, needs_rungs
+from dsv4.judge.limits import limits
 from dsv4.judge.measure import Notes
 from dsv4.taps import PHASES
+
+DEPTH = 61  # layers of the model that the plan is about
 
 
 def moe_native(evidence: Evidence) -> Finding:
@@ -31,21 +34,25 @@ def moe_native(evidence: Evidence) -> Finding:
 
 
 def kv_fp4_compounds(evidence: Evidence) -> Finding:
-    """KL and the depth profile of the ruled-out leaf beside its parent's; 61 layers cannot be had here."""
+    """KL and the depth profile of the ruled-out leaf beside its parent's; decided at the plan's depth alone."""
     if gap := needs_rungs(evidence, "KV_nvfp4", "B0"):
         return None, gap
-    lines = []
+    lines, kls = [], list[float]()
     for name in ("KV_nvfp4", "B0"):
         free = _rows(evidence, name, mode="compounded", against="plain")
         logits, outputs = select(free, tap="logits"), select(free, tap="attn_out")
         if gap := _gap(name, logits["kl_nats"]) or _gap(name, outputs["rel_l2"]):
             return None, gap
         kl, far = layer_value(logits, "kl_nats"), layer_value(outputs, "rel_l2")
+        kls.append(float(kl.iloc[0]))
         ends = f"{far.iloc[0]:.2g} in layer 0, {far.iloc[-1]:.2g} in the last"
         lines.append(f"{name}: KL {kl.iloc[0]:.2g} nats, attn_out off by {ends}")
     depth = len(evidence.sizes.compress_ratios)
     text = f"over {depth} layers, free run against plain: {'; '.join(lines)}"
-    return None, f"{text}; 61 layers were not run: this checkpoint has {depth}"
+    if depth < DEPTH:
+        return None, f"{text}; {DEPTH} layers were not run: this checkpoint has {depth}"
+    budget = next(limit.value for limit in limits() if limit.name == "logits.kl_nats.trained")
+    return kls[0] > budget, f"{text}; fatal: over {budget:.2g} nats, the budget of the whole ladder"
 
 
 def rope_bf16(evidence: Evidence) -> Finding:
@@ -123,6 +130,13 @@ def _peaks(notes: Notes) -> list[float]:
 def _ulp(value: float) -> float:
     """Spacing of BF16 at ``value``: 7 bits below its leading one."""
     return float(2.0 ** (np.floor(np.log2(value)) - 7))
+
+
+def reference_device(evidence: Evidence) -> str:
+    """Where the references ran: refs, also where variants run on kernels."""
+    path = min((evidence.results / "reference").glob("*.h5"))
+    with DumpReader(path, verify=False) as dump:
+        return str(dump.attrs.get("device"))
 
 
 def mhc_non_expansive(evidence: Evidence) -> Finding:
