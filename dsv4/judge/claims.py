@@ -14,11 +14,11 @@ from dsv4.dump import DumpError
 from dsv4.judge import claims_counted as counted
 from dsv4.judge import claims_measured as measured
 from dsv4.judge import claims_timed as timed
-from dsv4.judge.evidence import Evidence, Finding
+from dsv4.judge.evidence import Evidence, Outcome
 from dsv4.ladder import LadderError
 
 FILE = Path(__file__).resolve().parents[2] / "data" / "claims.yaml"
-Check = Callable[[Evidence], Finding]
+Check = Callable[[Evidence], Outcome]
 COUNTED: tuple[Check, ...] = (
     counted.p5_launches,
     counted.p5_two_launches,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsv4.judge.evidence import Evidence, Finding
+from dsv4.judge.evidence import Evidence, Outcome
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "bench.json"
 NO_BENCH = "no device was timed: run snakemake bench on a machine with a GPU"
@@ -58,7 +58,7 @@ def device(evidence: Evidence) -> str | None:
     return found.device if found else None
 
 
-def fp8_rate(evidence: Evidence) -> Finding:
+def fp8_rate(evidence: Evidence) -> Outcome:
     """FP8 over BF16 FLOPs a second, both as torch multiplies large matrices."""
     found = bench(evidence)
     if found is None:
@@ -72,7 +72,7 @@ def fp8_rate(evidence: Evidence) -> Finding:
     return ratio >= TWICE, f"{text} (twice: from {TWICE} on)"
 
 
-def index_share(evidence: Evidence) -> Finding:
+def index_share(evidence: Evidence) -> Outcome:
     """Share of the FP32 einsum in the time of scores and choice as they were: einsum, then torch.topk."""
     found = bench(evidence)
     if found is None:

@@ -16,9 +16,7 @@ from dsv4.ladder import LadderError
 from dsv4.plan import flatten
 
 OPS_FILE = Path(__file__).with_name("claims_ops.json")
-Finding = tuple[
-    bool | None, str
-]  # whether a claim holds (None: not measured), and what was measured or why not
+Outcome = tuple[bool | None, str]  # whether a claim holds (None: not measured); what was measured, or why not
 
 
 @dataclass
