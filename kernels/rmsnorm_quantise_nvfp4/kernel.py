@@ -31,8 +31,8 @@ def _rmsnorm_quantise_kernel(
     scale_ptr,
     gsa_ptr,
     x_stride,
-    D,
     eps,
+    D: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BETWEEN: tl.constexpr,
     COPY: tl.constexpr,
@@ -111,7 +111,7 @@ def rmsnorm_quantise(
         return done
     pointers, constants = of_normed(weight, between, done)
     from_x = paired(x)
-    _rmsnorm_quantise_kernel[(T,)](from_x, *pointers, from_x.stride(0), D, eps, **constants)
+    _rmsnorm_quantise_kernel[(T,)](from_x, *pointers, from_x.stride(0), eps, **constants)
     return done
 
 
@@ -122,8 +122,14 @@ def of_normed(
     gsa = done.rows.gsa  # stands for what is not there
     copy = gsa if done.copy is None else done.copy
     pointers = (gsa if weight is None else paired(weight), copy, *in_words(done.rows))
-    constants, options = row_constants(2 * done.rows.codes.shape[1])
-    constants |= {"WEIGHTED": weight is not None, "BETWEEN": TRITON[between], "COPY": done.copy is not None}
+    D = 2 * done.rows.codes.shape[1]
+    constants, options = row_constants(D)
+    constants |= {
+        "D": D,
+        "WEIGHTED": weight is not None,
+        "BETWEEN": TRITON[between],
+        "COPY": done.copy is not None,
+    }
     return pointers, {**constants, **options, **overlap(gsa.device)}
 
 
@@ -173,12 +179,20 @@ def build_normed(
     """A specialisation of a kernel that ends in :func:`store_normed`; ``more``: its own constants."""
     constants, options = row_constants(D)
     pointers = {**inputs, "weight_ptr": "*i32", "copy_ptr": "*bf16" if copy else "*fp32", **OUT_SIGNATURE}
-    integers = dict.fromkeys((*strides, *counts, "D"), "i32")
+    integers = dict.fromkeys((*strides, *counts), "i32")
     return Build(
         name=name,
         kernel=kernel,
         signature={**pointers, **integers, "eps": "fp32"},
-        constants={"WEIGHTED": True, "BETWEEN": tl.float32, "COPY": copy, "PDL": True, **constants, **more},
-        aligned=(*pointers, *strides, "D"),
+        constants={
+            "D": D,
+            "WEIGHTED": True,
+            "BETWEEN": tl.float32,
+            "COPY": copy,
+            "PDL": True,
+            **constants,
+            **more,
+        },
+        aligned=(*pointers, *strides),
         options={**options, **OVERLAPPED},
     )
