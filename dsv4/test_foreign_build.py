@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ import yaml
 from dsv4 import foreign_build, stale_locks
 
 OLD = stale_locks.OLD + 60
+filesystem, started_here = stale_locks.filesystem, stale_locks._started  # the others pretend them
 
 
 @pytest.fixture
@@ -27,6 +29,18 @@ def lock(tmp_path):
         return path
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    """Pretend a start of this machine in seconds ago, and a file system; by default long ago, and a disk."""
+
+    def pretend(ago: float = 1e6, filesystem: str = "ext4") -> None:
+        monkeypatch.setattr(stale_locks, "_started", lambda: time.time() - ago)
+        monkeypatch.setattr(stale_locks, "filesystem", lambda _: filesystem)
+
+    pretend()
+    return pretend
 
 
 @pytest.fixture
@@ -88,6 +102,57 @@ def test_an_owner_on_another_machine_keeps_its_lock(lock, dead, tmp_path):
     assert kept(tmp_path) == "kept: its owner ran on elsewhere"
     lock(f"{dead}\n{socket.gethostname()}\n", OLD)
     assert kept(tmp_path).startswith("removed")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_owner_that_may_be_another_machines_keeps_its_lock(
+    lock, dead, started, tmp_path, monkeypatch, named
+):
+    lock(str(dead) if named else "", OLD)
+    started(ago=OLD - 60)
+    assert kept(tmp_path) == "kept: it is older than this machine's start, and names no host"
+    for shared in ("nfs4", "cifs", "fuse.sshfs", "virtiofs", "unknown"):
+        started(filesystem=shared)
+        assert kept(tmp_path) == f"kept: it is on {shared}, which other machines may share, and names no host"
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    lock(f"{dead}\nhere\n", OLD)
+    assert kept(tmp_path).startswith("removed")
+
+
+def test_a_lock_that_is_taken_while_it_is_judged_stays(lock, dead, tmp_path, monkeypatch):
+    path, holders = lock(str(dead), OLD), stale_locks._holders
+
+    def replaced(path):
+        path.unlink()
+        lock(str(os.getpid()), OLD)
+        return holders(path)
+
+    def touched(path):
+        os.utime(path)
+        return holders(path)
+
+    def removed(path):
+        path.unlink()
+        return holders(path)
+
+    for meanwhile in (replaced, touched, removed):
+        monkeypatch.setattr(stale_locks, "_holders", meanwhile)
+        assert kept(tmp_path) == "kept: another build took it meanwhile"
+        assert path.exists() == (meanwhile is not removed)
+        lock(str(dead), OLD)
+
+
+def test_the_file_system_of_a_file_is_the_innermost_mounts(tmp_path, monkeypatch):
+    mounts = [("/", "ext4"), (tmp_path, "xfs"), (tmp_path / "shared", "nfs"), (tmp_path / "shared", "nfs4")]
+    found = [SimpleNamespace(mountpoint=str(folder), fstype=kind) for folder, kind in mounts]
+    monkeypatch.setattr(stale_locks.psutil, "disk_partitions", lambda all: found)
+    assert filesystem(tmp_path / "lock") == "xfs"
+    assert filesystem(tmp_path / "shared/cache/lock") == "nfs4"
+    assert filesystem(tmp_path / "sharedish/lock") == "xfs"
+
+
+def test_this_machine_started_before_this_process():
+    assert started_here() < time.time()
 
 
 @pytest.fixture
