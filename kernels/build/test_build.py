@@ -13,8 +13,10 @@ import pytest
 pytest.importorskip("filelock")
 pytest.importorskip("rich")
 
-from kernels.build import check
+from kernels.build import architecture, check, collect, compile, evidence
+from kernels.build.architecture import ARCHITECTURES
 from kernels.build.judge import faults, native, remarks
+from kernels.build_spec import Build
 from kernels.toolchain import select, tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,6 +114,33 @@ def test_a_second_run_compiles_nothing_and_an_edit_of_a_called_function_compiles
     assert second["rows"] == first["rows"]
     op.write(ADDS, added="2.0")
     assert op()[1]["compiled"] == 2
+
+
+def test_a_repaired_detector_looks_again(tmp_path, monkeypatch):
+    build = Build(name="tiny/add/flash", kernel=None, signature={})
+
+    def key():
+        return collect.key(build, ARCHITECTURES["sm_90a"], select(), "3.6.0")
+
+    kept = key()
+    for reader in collect.READERS:
+        copy = tmp_path / reader.name
+        copy.write_bytes(reader.read_bytes())
+        monkeypatch.setattr(collect, "READERS", [copy if it == reader else it for it in collect.READERS])
+        assert key() == kept
+        copy.write_bytes(copy.read_bytes() + b"# repaired")
+        assert key() != kept
+        monkeypatch.undo()
+    # a row's facts are made there and in what they import from here, but for the numbers of an architecture
+    imported = {module.__name__ for reader in (compile, evidence) for module in of_this_package(reader)}
+    assert imported <= {f"kernels.build.{reader.stem}" for reader in collect.READERS}
+
+
+def of_this_package(module):
+    """Modules of kernels.build, other than architecture, whose functions a module uses."""
+    names = {getattr(value, "__module__", "") for value in vars(module).values()}
+    found = [sys.modules[name] for name in names if (name or "").startswith("kernels.build.")]
+    return [it for it in found if it is not architecture]
 
 
 def test_a_damaged_file_is_made_again_and_a_dropped_build_leaves_no_file(op):
