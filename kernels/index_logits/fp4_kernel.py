@@ -215,6 +215,7 @@ def builds(sizes: Sizes) -> list[Build]:
             constants=constants,
             aligned=(*aligned, "q_scale_ptr"),
             options=options,
+            native=("mxfp4",),
             only=("sm_100a", "sm_103a", "sm_120a"),
         ),
     ]
