@@ -1,6 +1,7 @@
 """The indexer's scores on a GPU: what is called, and which kernel runs. The contract is kernels/index_logits/ref.py."""
 
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 import triton
@@ -260,5 +261,15 @@ def paged_index_logits_fp4(
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """Every specialisation of all kernels here at one model's shapes."""
-    return [*fp8.builds(sizes), *hopper.builds(sizes), *fp4.builds(sizes)]
+    """Every specialisation of all kernels here at one model's shapes, hidden entries left or filled."""
+    left = [*fp8.builds(sizes), *hopper.builds(sizes), *fp4.builds(sizes)]
+    tail = f"/{sizes.name}"
+    filled = [
+        replace(
+            build,
+            name=f"{build.name.removesuffix(tail)}_fill{tail}",
+            constants={**build.constants, "FILL": True},
+        )
+        for build in left
+    ]
+    return left + filled

@@ -8,7 +8,15 @@ import triton
 import triton.language as tl
 
 from kernels.overlap import follow
-from kernels.sparse_attn.keys_kernel import LOG2E, finish, finish_part, key_slots, running, widened
+from kernels.sparse_attn.keys_kernel import (
+    LOG2E,
+    finish,
+    finish_part,
+    key_slots,
+    running,
+    split_range,
+    widened,
+)
 
 
 @triton.jit
@@ -31,12 +39,15 @@ def attend_bf16_kernel(
     scale,
     NOPE: tl.constexpr,
     PAGE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTIAL: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (T * head tiles, SPLITS). ``keys_ptr`` None: K from pages; else from the buffer, -1 masked by idx."""
+    """Grid (T * head tiles, splits); PARTIAL: more than one split.
+
+    ``keys_ptr`` None: K from pages; else from the buffer, -1 masked by idx.
+    """
     follow(PDL)
     # a row's head tiles are neighbours: they run at once, and the later one finds the keys in L2
     head_tiles = tl.cdiv(heads, BLOCK_H)
@@ -48,9 +59,7 @@ def attend_bf16_kernel(
     own = (head < heads)[:, None]
     q = tl.load(q_ptr + row * q_stride + head[:, None] * width + column[None, :], mask=own, other=0.0)
 
-    tiles = tl.cdiv(num_keys, BLOCK_S)
-    first = split * tiles // SPLITS * BLOCK_S
-    last = tl.minimum((split + 1) * tiles // SPLITS * BLOCK_S, num_keys)
+    first, last = split_range(num_keys, BLOCK_S, PARTIAL)
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     weighted = tl.zeros((BLOCK_H, width), tl.float32)
@@ -71,10 +80,10 @@ def attend_bf16_kernel(
         weighted = tl.dot(p.to(tl.bfloat16), k, weighted * shrink[:, None])
         peak = highest
 
-    if SPLITS == 1:
-        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
-    else:
+    if PARTIAL:
         inverse, lse = finish_part(peak, total)
+    else:
+        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
     at = (split * (tl.num_programs(0) // head_tiles) + row) * heads + head
     tl.store(lse_ptr + at, lse, mask=head < heads)
     result = (weighted * inverse[:, None]).to(out_ptr.dtype.element_ty)

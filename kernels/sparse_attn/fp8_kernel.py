@@ -20,6 +20,7 @@ from kernels.sparse_attn.keys_kernel import (
     key_slots,
     running,
     scale_offset,
+    split_range,
     widened,
 )
 
@@ -108,13 +109,16 @@ def attend_fp8_kernel(
     scale,
     NOPE: tl.constexpr,
     PAGE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTIAL: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_S: tl.constexpr,
     ROPE_FP8: tl.constexpr,
     PV_FP8: tl.constexpr,
 ):
-    """Grid (T * head tiles, SPLITS). ``token_scale_ptr`` None: seven scales in the pages; else the aligned record."""
+    """Grid (T * head tiles, splits); PARTIAL: more than one split.
+
+    ``token_scale_ptr`` None: seven scales in the pages; else the aligned record.
+    """
     head_tiles = tl.cdiv(heads, BLOCK_H)  # of a row: neighbours, as in bf16_kernel.py
     row = (tl.program_id(0) // head_tiles).to(tl.int64)  # slots and row * heads * K outgrow int32
     head = tl.program_id(0) % head_tiles * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -128,9 +132,7 @@ def attend_fp8_kernel(
     part = tl.arange(0, GROUP)
     q_rope_at = (q_head * data + NOPE)[:, None] // 2 + part[None, :]
 
-    tiles = tl.cdiv(num_keys, BLOCK_S)
-    first = split * tiles // SPLITS * BLOCK_S
-    last = tl.minimum((split + 1) * tiles // SPLITS * BLOCK_S, num_keys)
+    first, last = split_range(num_keys, BLOCK_S, PARTIAL)
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     weighted = tl.zeros((BLOCK_H, width), tl.float32)
@@ -180,10 +182,10 @@ def attend_fp8_kernel(
             turned = tl.dot((p_rope * k_unit[None, :]).to(tl.bfloat16), k_rope, turned * shrink[:, None])
         peak = highest
 
-    if SPLITS == 1:
-        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
-    else:
+    if PARTIAL:
         inverse, lse = finish_part(peak, total)
+    else:
+        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
     at = (split * (tl.num_programs(0) // head_tiles) + row) * heads + head
     tl.store(lse_ptr + at, lse, mask=head < heads)
     column = tl.arange(0, width)

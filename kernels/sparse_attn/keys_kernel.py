@@ -33,6 +33,20 @@ def key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride
 
 
 @triton.jit
+def split_range(num_keys, BLOCK_S: tl.constexpr, PARTIAL: tl.constexpr):
+    """First and last + 1 key of this program: all, or those of split ``program_id(1)``, whole tiles."""
+    if PARTIAL:
+        split, splits = tl.program_id(1), tl.num_programs(1)
+        tiles = tl.cdiv(num_keys, BLOCK_S)
+        first = split * tiles // splits * BLOCK_S
+        last = tl.minimum((split + 1) * tiles // splits * BLOCK_S, num_keys)
+    else:
+        first = 0
+        last = num_keys
+    return first, last
+
+
+@triton.jit
 def data_offset(slot, page_stride, PAGE: tl.constexpr, DATA: tl.constexpr):
     """Bytes from the first page to a slot's data, int64; of slot 0 for -1, whose loads are masked."""
     held = tl.maximum(slot, 0)
