@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.index_logits import fp4_kernel as fp4
 from kernels.index_logits import fp8_kernel as fp8
@@ -58,6 +58,7 @@ def index_logits(
     TypeError, ValueError
         A dtype, shape or stride that is not the above; a path that cannot run.
     """
+    check_option("index_logits", (*get_args(Path), None), path=path)
     sizes = check(
         "index_logits",
         dense=("q", "k", "key_scale", "weights", "limits"),
@@ -147,6 +148,7 @@ def paged_index_logits(
         page_table=(page_table, "B M", torch.int32),
         weights=(weights, "B N H", torch.float32),
         limits=(limits, "B N", torch.int32),
+        out=(out, "B N W", torch.float32),
     )
     B, N, H = sizes["B"], sizes["N"], sizes["H"]
     fp8.check_pages("paged_index_logits", pages, page_size, HEAD_DIM + 4)
@@ -236,6 +238,7 @@ def paged_index_logits_fp4(
         page_table=(page_table, "B M", torch.int32),
         weights=(weights, "B N H", torch.float32),
         limits=(limits, "B N", torch.int32),
+        out=(out, "B N W", torch.float32),
     )
     B, N, H = sizes["B"], sizes["N"], sizes["H"]
     fp8.check_pages("paged_index_logits_fp4", pages, page_size, fp4.ENTRY_BYTES)
