@@ -15,9 +15,10 @@ from kernels.sparse_attn.keys_kernel import (
     GROUP,
     LOG2E,
     data_offset,
-    finish,
-    finish_part,
+    finish_row,
     key_slots,
+    own_keys,
+    own_rows,
     running,
     scale_offset,
     widened,
@@ -115,10 +116,7 @@ def attend_fp8_kernel(
     PV_FP8: tl.constexpr,
 ):
     """Grid (T * head tiles, SPLITS). ``token_scale_ptr`` None: seven scales in the pages; else the aligned record."""
-    head_tiles = tl.cdiv(heads, BLOCK_H)  # of a row: neighbours, as in bf16_kernel.py
-    row = (tl.program_id(0) // head_tiles).to(tl.int64)  # slots and row * heads * K outgrow int32
-    head = tl.program_id(0) % head_tiles * BLOCK_H + tl.arange(0, BLOCK_H)
-    split = tl.program_id(1)
+    row, head, at = own_rows(heads, BLOCK_H)
     width: tl.constexpr = NOPE + GROUP
     data: tl.constexpr = NOPE + 2 * GROUP
     aligned: tl.constexpr = token_scale_ptr is not None
@@ -128,9 +126,7 @@ def attend_fp8_kernel(
     part = tl.arange(0, GROUP)
     q_rope_at = (q_head * data + NOPE)[:, None] // 2 + part[None, :]
 
-    tiles = tl.cdiv(num_keys, BLOCK_S)
-    first = split * tiles // SPLITS * BLOCK_S
-    last = tl.minimum((split + 1) * tiles // SPLITS * BLOCK_S, num_keys)
+    first, last = own_keys(num_keys, SPLITS, BLOCK_S)
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     weighted = tl.zeros((BLOCK_H, width), tl.float32)
@@ -180,12 +176,7 @@ def attend_fp8_kernel(
             turned = tl.dot((p_rope * k_unit[None, :]).to(tl.bfloat16), k_rope, turned * shrink[:, None])
         peak = highest
 
-    if SPLITS == 1:
-        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
-    else:
-        inverse, lse = finish_part(peak, total)
-    at = (split * (tl.num_programs(0) // head_tiles) + row) * heads + head
-    tl.store(lse_ptr + at, lse, mask=head < heads)
+    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at, head, heads, SPLITS)
     column = tl.arange(0, width)
     narrow = out_ptr.dtype.element_ty
     stored = own & (column < NOPE)[None, :] if PV_FP8 else own
