@@ -8,15 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.overlap import follow
-from kernels.sparse_attn.keys_kernel import (
-    LOG2E,
-    finish,
-    finish_part,
-    key_slots,
-    running,
-    split_range,
-    widened,
-)
+from kernels.sparse_attn.keys_kernel import LOG2E, finish_row, key_slots, own_keys, own_rows, running, widened
 
 
 @triton.jit
@@ -25,13 +17,13 @@ def attend_bf16_kernel(
     keys_ptr,
     pages_ptr,
     rope_ptr,
+    q_stride,
     idx_ptr,
     table_ptr,
     sequence_ptr,
     sinks_ptr,
     out_ptr,
     lse_ptr,
-    q_stride,
     page_stride,
     table_stride,
     heads,
@@ -49,17 +41,13 @@ def attend_bf16_kernel(
     ``keys_ptr`` None: K from pages; else from the buffer, -1 masked by idx.
     """
     follow(PDL)
-    # a row's head tiles are neighbours: they run at once, and the later one finds the keys in L2
-    head_tiles = tl.cdiv(heads, BLOCK_H)
-    row = (tl.program_id(0) // head_tiles).to(tl.int64)  # row * num_keys * K outgrows int32
-    head = tl.program_id(0) % head_tiles * BLOCK_H + tl.arange(0, BLOCK_H)
-    split = tl.program_id(1)
+    row, head, at_out = own_rows(heads, BLOCK_H)
     width: tl.constexpr = NOPE + 64
     column = tl.arange(0, width)
     own = (head < heads)[:, None]
     q = tl.load(q_ptr + row * q_stride + head[:, None] * width + column[None, :], mask=own, other=0.0)
 
-    first, last = split_range(num_keys, BLOCK_S, PARTIAL)
+    first, last = own_keys(num_keys, BLOCK_S)
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     weighted = tl.zeros((BLOCK_H, width), tl.float32)
@@ -80,11 +68,6 @@ def attend_bf16_kernel(
         weighted = tl.dot(p.to(tl.bfloat16), k, weighted * shrink[:, None])
         peak = highest
 
-    if PARTIAL:
-        inverse, lse = finish_part(peak, total)
-    else:
-        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
-    at = (split * (tl.num_programs(0) // head_tiles) + row) * heads + head
-    tl.store(lse_ptr + at, lse, mask=head < heads)
+    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at_out, head, heads, PARTIAL)
     result = (weighted * inverse[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + at[:, None] * width + column[None, :], result, mask=own)
+    tl.store(out_ptr + at_out[:, None] * width + column[None, :], result, mask=own)

@@ -15,12 +15,12 @@ from kernels.sparse_attn.keys_kernel import (
     GROUP,
     LOG2E,
     data_offset,
-    finish,
-    finish_part,
+    finish_row,
     key_slots,
+    own_keys,
+    own_rows,
     running,
     scale_offset,
-    split_range,
     widened,
 )
 
@@ -119,10 +119,7 @@ def attend_fp8_kernel(
 
     ``token_scale_ptr`` None: seven scales in the pages; else the aligned record.
     """
-    head_tiles = tl.cdiv(heads, BLOCK_H)  # of a row: neighbours, as in bf16_kernel.py
-    row = (tl.program_id(0) // head_tiles).to(tl.int64)  # slots and row * heads * K outgrow int32
-    head = tl.program_id(0) % head_tiles * BLOCK_H + tl.arange(0, BLOCK_H)
-    split = tl.program_id(1)
+    row, head, at = own_rows(heads, BLOCK_H)
     width: tl.constexpr = NOPE + GROUP
     data: tl.constexpr = NOPE + 2 * GROUP
     aligned: tl.constexpr = token_scale_ptr is not None
@@ -132,7 +129,7 @@ def attend_fp8_kernel(
     part = tl.arange(0, GROUP)
     q_rope_at = (q_head * data + NOPE)[:, None] // 2 + part[None, :]
 
-    first, last = split_range(num_keys, BLOCK_S, PARTIAL)
+    first, last = own_keys(num_keys, BLOCK_S)
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     weighted = tl.zeros((BLOCK_H, width), tl.float32)
@@ -182,12 +179,7 @@ def attend_fp8_kernel(
             turned = tl.dot((p_rope * k_unit[None, :]).to(tl.bfloat16), k_rope, turned * shrink[:, None])
         peak = highest
 
-    if PARTIAL:
-        inverse, lse = finish_part(peak, total)
-    else:
-        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
-    at = (split * (tl.num_programs(0) // head_tiles) + row) * heads + head
-    tl.store(lse_ptr + at, lse, mask=head < heads)
+    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at, head, heads, PARTIAL)
     column = tl.arange(0, width)
     narrow = out_ptr.dtype.element_ty
     stored = own & (column < NOPE)[None, :] if PV_FP8 else own

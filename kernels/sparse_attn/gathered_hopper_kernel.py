@@ -34,15 +34,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.overlap import overlap
 from kernels.sparse_attn.hopper_layouts_kernel import (
-    FLOOR,
-    LAZY,
-    LN2,
     LOG2E,
     MASKED,
-    TINY,
     column_layout,
     line_layout,
     tile_layout,
+)
+from kernels.sparse_attn.hopper_softmax_kernel import (
+    block_of,
+    end_sums,
+    next_of,
+    put_weights,
+    start_barriers,
+    start_sums,
+    step_sums,
 )
 
 BLOCK = 64  # heads, and keys a step
@@ -90,7 +95,6 @@ def _scores(
 ):
     full, empty, p_full, p_empty, sums_full = bars
     layout: gl.constexpr = _accumulator(64)
-    by_head: gl.constexpr = gl.SliceLayout(1, layout)
     by_key: gl.constexpr = gl.SliceLayout(0, layout)
     wide: gl.constexpr = _copy_layout()
     row = gl.arange(0, 64, gl.SliceLayout(1, wide))[:, None]
@@ -100,11 +104,7 @@ def _scores(
             q[part], q_ptr + row * 512 + part * 128 + word, row < heads_left
         )
     async_copy.commit_group()
-    head = gl.arange(0, 64, by_head)
-    own = head < heads_left
-    peak = gl.full([64], FLOOR, gl.float32, by_head)
-    total = gl.sum(gl.sum(gl.zeros([64, 64], gl.float32, layout).reshape([64, 8, 4, 2]), 3), 1)
-    of_total: gl.constexpr = total.type.layout
+    peak, total = start_sums(layout)
     async_copy.wait_group(0)
     mbarrier.wait(full.index(0), 0)
     fence_async_shared()
@@ -116,25 +116,11 @@ def _scores(
     stage = 0
     phase = 0
     for step in range(steps):
-        buffer = step & 1
         dots = dots + column[None, :]
-        highest = gl.ceil(gl.max(dots, 1) * factor)  # whole, so that p rounds as on the portable path
-        highest = gl.where(highest > peak + LAZY, highest, peak)
-        shrink = gl.exp2(peak - highest)
-        weights = gl.exp2(dots * factor - highest[:, None])
-        peak = highest
-        kept = total * gl.convert_layout(shrink, gl.SliceLayout(1, of_total), assert_trivial=True)[:, None]
-        total = kept + gl.sum(gl.sum(weights.reshape([64, 8, 4, 2]), 3), 1)
-        mbarrier.wait(p_empty.index(buffer), ((step >> 1) & 1) ^ 1)
-        p.index(buffer).store(weights.to(gl.bfloat16))
-        shrinks.index(buffer).store(shrink)
-        fence_async_shared()
-        next_stage = stage + 1
-        next_phase = phase
-        if next_stage == STAGES:
-            next_stage = 0
-            next_phase = phase ^ 1
-        mbarrier.arrive(p_full.index(buffer))
+        weights, shrink, peak, total = step_sums(dots, factor, factor, peak, total)
+        put_weights(p, shrinks, p_empty, weights, shrink, step)
+        next_stage, next_phase = next_of(stage, phase, STAGES)
+        mbarrier.arrive(p_full.index(step & 1))
         if step + 1 < steps:
             mbarrier.wait(full.index(next_stage), next_phase)
             fence_async_shared()
@@ -144,18 +130,7 @@ def _scores(
         mbarrier.arrive(empty.index(next_stage))
         stage = next_stage
         phase = next_phase
-    total = gl.convert_layout(gl.sum(total, 1), by_head)
-    some = gl.where(total < TINY, TINY, total)
-    lse = gl.where(total == 0, float("-inf"), peak + gl.log2(some))
-    if PARTIAL:  # the sink joins where parts do; without this term Triton 3.6 fails to lower the store below
-        sink = gl.full([64], float("-inf"), gl.float32, by_head)
-    else:
-        lse = lse * LN2
-        sink = gl.load(sinks_ptr + head_of_tile + head, mask=own, other=0.0) * LOG2E
-    inverse = 1.0 / (some + gl.exp2(sink - peak))
-    gl.store(lse_ptr + lse_at + head, lse, mask=own)
-    sums.store(inverse)
-    mbarrier.arrive(sums_full)
+    end_sums(peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads_left, PARTIAL)
 
 
 @gluon.jit
@@ -183,10 +158,7 @@ def _values(
         low, high = warpgroup_mma_wait(0, deps=(low, high))
         mbarrier.arrive(empty.index(stage))
         mbarrier.arrive(p_empty.index(buffer))
-        stage = stage + 1
-        if stage == STAGES:
-            stage = 0
-            phase = phase ^ 1
+        stage, phase = next_of(stage, phase, STAGES)
     mbarrier.wait(sums_full, 0)
     inverse = sums.load(by_head)[:, None]
     keys[2 * WHICH].index(0).store((low * inverse).to(gl.bfloat16))
@@ -220,10 +192,7 @@ def _producer(keys_ptr, idx_ptr, num_keys, steps, keys, columns, bars, STAGES: g
         async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
         columns.index(stage).store(gl.where(slot >= 0, 0.0, MASKED))
         mbarrier.arrive(full.index(stage))
-        stage = stage + 1
-        if stage == STAGES:
-            stage = 0
-            phase = phase ^ 1
+        stage, phase = next_of(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -248,13 +217,7 @@ def attend_gathered_hopper_kernel(
     tile: gl.constexpr = tile_layout()
     line: gl.constexpr = column_layout()
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    head_tiles = (heads + 63) // 64
-    row = (gl.program_id(0) // head_tiles).to(gl.int64)
-    head_of_tile = gl.program_id(0) % head_tiles * 64
-    split = gl.program_id(1)
-    tiles = (num_keys + 63) // 64
-    low = (split * tiles) // gl.num_programs(1)
-    steps = ((split + 1) * tiles) // gl.num_programs(1) - low
+    row, head_of_tile, low, steps, written = block_of(heads, num_keys)
     k0 = allocate_shared_memory(gl.bfloat16, [STAGES, 64, 128], tile)
     k1 = allocate_shared_memory(gl.bfloat16, [STAGES, 64, 128], tile)
     k2 = allocate_shared_memory(gl.bfloat16, [STAGES, 64, 128], tile)
@@ -274,29 +237,22 @@ def attend_gathered_hopper_kernel(
     p_full = allocate_shared_memory(gl.int64, [2, 1], barrier)
     p_empty = allocate_shared_memory(gl.int64, [2, 1], barrier)
     sums_full = allocate_shared_memory(gl.int64, [1], barrier)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=129)
-        mbarrier.init(empty.index(stage), count=3)
-    for buffer in gl.static_range(2):
-        mbarrier.init(p_full.index(buffer), count=1)
-        mbarrier.init(p_empty.index(buffer), count=2)
-    mbarrier.init(sums_full, count=1)
+    start_barriers(full, empty, p_full, p_empty, sums_full, STAGES, 129)
     fence_async_shared()
     gl.thread_barrier()
     if PDL:
         gdc_wait()
     bars = (full, empty, p_full, p_empty, sums_full)
-    written = (split * (gl.num_programs(0) // head_tiles) + row) * heads + head_of_tile
     heads_left = heads - head_of_tile
     idx = idx_ptr + row * num_keys + low * 64
     gathered = keys_ptr + (row * num_keys + low * 64) * 512
     out = out_ptr + written * 512
     q_rows = q_ptr + row * q_stride + head_of_tile * 512
     given = (q_rows, sinks_ptr, lse_ptr, written, heads_left, head_of_tile, factor, steps)
-    shared = (keys, q, p, shrinks, sums, columns, bars, STAGES, PARTIAL)
+    shared = (keys, q, p, shrinks, sums, columns, bars)
     gl.warp_specialize(
         [
-            (_scores, given + shared),
+            (_scores, given + shared + (STAGES, PARTIAL)),  # in a variable a constexpr is none
             (_values, (out, heads_left, steps, keys, p, shrinks, sums, bars, 0, STAGES)),
             (_values, (out, heads_left, steps, keys, p, shrinks, sums, bars, 1, STAGES)),
             (_producer, (gathered, idx, num_keys - low * 64, steps, keys, columns, bars, STAGES)),

@@ -14,7 +14,8 @@ values 1,2  O^T += V^T P^T for nope groups 0-3, and for groups 4-6 and rope: V^T
 producer    16-byte asynchronous copies of keys (zeros for no key) and scales into ``stages`` tiles
 ==========  ==============================================================================================
 
-The groups are in hopper_scores_kernel.py, hopper_values_kernel.py and hopper_producer_kernel.py; tiles, barriers and
+The groups are in hopper_scores_kernel.py (what B0 shares in hopper_softmax_kernel.py), hopper_values_kernel.py and
+hopper_producer_kernel.py; tiles, barriers and
 the launch are here.
 
 Two records. Aligned: a token's scale times 2^60 multiplies its scores and joins P. Seven scales: each group's dots
@@ -64,6 +65,7 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
 )
 from kernels.sparse_attn.hopper_producer_kernel import producer_group
 from kernels.sparse_attn.hopper_scores_kernel import scores_group
+from kernels.sparse_attn.hopper_softmax_kernel import block_of, start_barriers
 from kernels.sparse_attn.hopper_values_kernel import values_group
 
 TRITON = "3.6."
@@ -99,15 +101,7 @@ def attend_hopper_kernel(
     half: gl.constexpr = half_layout()
     line: gl.constexpr = column_layout()
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    # a row's head tiles are neighbours: they run at once, and the later one finds the keys in L2 (H200, 2026-11-30,
-    # 128 heads: 84.1 us against 87.1 with the tiles of all rows after one another)
-    head_tiles = (heads + 63) // 64
-    row = (gl.program_id(0) // head_tiles).to(gl.int64)
-    head_of_tile = gl.program_id(0) % head_tiles * 64
-    split = gl.program_id(1)
-    tiles = (num_keys + 63) // 64
-    low = (split * tiles) // gl.num_programs(1)
-    steps = ((split + 1) * tiles) // gl.num_programs(1) - low
+    row, head_of_tile, low, steps, written = block_of(heads, num_keys)
     keys_left = num_keys - low * 64
     idx = idx_ptr + row * num_keys + low * 64
     # one allocation a tile: within one, the compiler puts barriers between copies into different stages
@@ -153,13 +147,7 @@ def attend_hopper_kernel(
     p_empty = allocate_shared_memory(gl.int64, [2, 1], barrier)
     sums_full = allocate_shared_memory(gl.int64, [1], barrier)
     done = allocate_shared_memory(gl.int64, [1], barrier)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=129 if SEVEN else 128)
-        mbarrier.init(empty.index(stage), count=3)
-    for buffer in gl.static_range(2):
-        mbarrier.init(p_full.index(buffer), count=1)
-        mbarrier.init(p_empty.index(buffer), count=2)
-    mbarrier.init(sums_full, count=1)
+    start_barriers(full, empty, p_full, p_empty, sums_full, STAGES, 129 if SEVEN else 128)
     mbarrier.init(done, count=2)
     fence_async_shared()
     gl.thread_barrier()
@@ -171,7 +159,6 @@ def attend_hopper_kernel(
     )
     bars = (full, empty, p_full, p_empty, sums_full, done)
     first_head = row * heads + head_of_tile
-    written = (split * (gl.num_programs(0) // head_tiles) + row) * heads + head_of_tile
     heads_left = heads - head_of_tile
     out = out_ptr + written * 512
     # registers by group: scores get what is left; with under 192 ptxas serialises the values groups' products
@@ -180,26 +167,11 @@ def attend_hopper_kernel(
             (
                 scores_group,
                 (
-                    q_ptr,
-                    residual_ptr,
-                    q_scale_ptr,
-                    sinks_ptr,
-                    lse_ptr,
-                    written,
-                    first_head,
-                    head_of_tile,
-                    heads,
+                    (q_ptr, residual_ptr, q_scale_ptr, sinks_ptr, lse_ptr),
+                    (written, first_head, head_of_tile, heads),
                     score_scale,
                     steps,
-                    keys,
-                    nope,
-                    q,
-                    q_rope,
-                    p,
-                    shrinks,
-                    sums,
-                    factors,
-                    dot_scales,
+                    (keys, nope, q, q_rope, p, shrinks, sums, factors, dot_scales),
                     bars,
                     STAGES,
                     PARTIAL,
@@ -218,16 +190,11 @@ def attend_hopper_kernel(
             (
                 producer_group,
                 (
-                    data_ptr,
-                    scale_ptr,
-                    idx,
+                    (data_ptr, scale_ptr, idx),
                     keys_left,
                     page_units,
                     steps,
-                    keys,
-                    factors,
-                    dot_scales,
-                    value_scales,
+                    (keys, factors, dot_scales, value_scales),
                     bars,
                     STAGES,
                     PAGE,

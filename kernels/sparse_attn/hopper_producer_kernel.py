@@ -3,9 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.sparse_attn.hopper_layouts_kernel import (
     MASKED,
@@ -15,6 +13,7 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
     half_copy_layout,
     line_layout,
 )
+from kernels.sparse_attn.hopper_softmax_kernel import next_of
 
 
 @gluon.jit
@@ -26,22 +25,19 @@ def _row_words(slot, page_units, PAGE: gl.constexpr):
 
 @gluon.jit
 def producer_group(
-    data_ptr,
-    scale_ptr,
-    idx_ptr,
+    pointers,
     num_keys,
     page_units,
     steps,
-    keys,
-    factors,
-    dot_scales,
-    value_scales,
+    tiles,
     bars,
     STAGES: gl.constexpr,
     PAGE: gl.constexpr,
     SEVEN: gl.constexpr,
 ):
     """Gather the split's keys and scales, ``STAGES`` tiles ahead of whoever reads them."""
+    data_ptr, scale_ptr, idx_ptr = pointers
+    keys, factors, dot_scales, value_scales = tiles
     full, empty, _p_full, _p_empty, _sums_full, _done = bars
     wide: gl.constexpr = copy_layout()
     half: gl.constexpr = half_copy_layout()
@@ -86,7 +82,4 @@ def producer_group(
         slot = gl.load(idx_ptr + ahead + key, mask=ahead + key < num_keys, other=-1)
         slot_half = gl.load(idx_ptr + ahead + key_half, mask=ahead + key_half < num_keys, other=-1)
         slot_line = gl.load(idx_ptr + ahead + key_line, mask=ahead + key_line < num_keys, other=-1)
-        stage = stage + 1
-        if stage == STAGES:
-            stage = 0
-            phase = phase ^ 1
+        stage, phase = next_of(stage, phase, STAGES)

@@ -11,20 +11,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.sparse_attn.hopper_layouts_kernel import (
-    FLOOR,
-    LAZY,
-    LN2,
-    LOG2E,
     MASKED,
     NOPE_WORDS,
     SHIFT,
-    TINY,
     WORDS,
     accumulator,
     copy_layout,
     half_accumulator,
     half_copy_layout,
 )
+from kernels.sparse_attn.hopper_softmax_kernel import end_sums, next_of, put_weights, start_sums, step_sums
 
 
 @gluon.jit
@@ -142,26 +138,11 @@ def _load_q(q_ptr, residual_ptr, first_head, heads_left, q, q_rope, TERMS: gl.co
 
 @gluon.jit
 def scores_group(
-    q_ptr,
-    residual_ptr,
-    q_scale_ptr,
-    sinks_ptr,
-    lse_ptr,
-    lse_at,
-    first_head,
-    head_of_tile,
-    heads,
+    pointers,
+    place,
     score_scale,
     steps,
-    keys,
-    nope,
-    q,
-    q_rope,
-    p,
-    shrinks,
-    sums,
-    factors,
-    dot_scales,
+    tiles,
     bars,
     STAGES: gl.constexpr,
     PARTIAL: gl.constexpr,
@@ -169,18 +150,18 @@ def scores_group(
     SEVEN: gl.constexpr,
 ):
     """Scores, running maximum and sum of 64 heads, P for the values groups; writes the LSE."""
+    q_ptr, residual_ptr, q_scale_ptr, sinks_ptr, lse_ptr = pointers
+    lse_at, first_head, head_of_tile, heads = place
+    keys, nope, q, q_rope, p, shrinks, sums, factors, dot_scales = tiles
     full, empty, p_full, p_empty, sums_full, _done = bars
     layout: gl.constexpr = accumulator(32)
-    by_head: gl.constexpr = gl.SliceLayout(1, layout)
     by_key: gl.constexpr = gl.SliceLayout(0, layout)
     _load_q(q_ptr, residual_ptr, first_head, heads - head_of_tile, q, q_rope, TERMS)
-    head = gl.arange(0, 64, by_head)
-    own = head_of_tile + head < heads
-    factor = gl.load(q_scale_ptr + first_head + head, mask=own, other=0.0) * score_scale
-    peak = gl.full([64], FLOOR, gl.float32, by_head)
-    # a thread adds up its own columns and meets its neighbours at the end
-    total = gl.sum(gl.sum(gl.zeros([64, 64], gl.float32, layout).reshape([64, 8, 4, 2]), 3), 1)
-    of_total: gl.constexpr = total.type.layout
+    head = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    factor = (
+        gl.load(q_scale_ptr + first_head + head, mask=head_of_tile + head < heads, other=0.0) * score_scale
+    )
+    peak, total = start_sums(layout)
     async_copy.wait_group(0)
     mbarrier.wait(full.index(0), 0)
     fence_async_shared()
@@ -198,7 +179,6 @@ def scores_group(
     stage = 0
     phase = 0
     for step in range(steps):
-        buffer = step & 1
         # 0, which ptxas must not know: else it keeps the addresses of q's operands in registers and spills others, in
         # every group; two terms took 123.5 us instead of 101.4 (H200, 2026-11-30: 128 rows, 128 heads, 1152 keys)
         zero = step >> 30
@@ -207,34 +187,21 @@ def scores_group(
         else:  # the column holds the token's scale, 0 for no key
             column = column * SHIFT
             dots = dots * column[None, :] + gl.where(column == 0, MASKED, 0.0)[None, :]
-        highest = gl.ceil(gl.max(dots, 1) * factor)  # whole, so that p rounds as on the portable path
-        highest = gl.where(highest > peak + LAZY, highest, peak)
-        shrink = gl.exp2(peak - highest)
-        weights = gl.exp2(dots * factor[:, None] - highest[:, None])
-        peak = highest
-        kept = total * gl.convert_layout(shrink, gl.SliceLayout(1, of_total), assert_trivial=True)[:, None]
-        total = kept + gl.sum(gl.sum(weights.reshape([64, 8, 4, 2]), 3), 1)
+        weights, shrink, peak, total = step_sums(dots, factor, factor[:, None], peak, total)
         if not SEVEN:
             weights = weights * column[None, :]
-        mbarrier.wait(p_empty.index(buffer), ((step >> 1) & 1) ^ 1)
-        p.index(buffer).store(weights.to(gl.bfloat16))
-        shrinks.index(buffer).store(shrink)
-        fence_async_shared()
-        next_stage = stage + 1
-        next_phase = phase
-        if next_stage == STAGES:
-            next_stage = 0
-            next_phase = phase ^ 1
+        put_weights(p, shrinks, p_empty, weights, shrink, step)
+        next_stage, next_phase = next_of(stage, phase, STAGES)
         if step + 1 < steps:
             mbarrier.wait(full.index(next_stage), next_phase)
             fence_async_shared()
         if SEVEN:  # S has many short products with work between them: P is published first
-            mbarrier.arrive(p_full.index(buffer))
+            mbarrier.arrive(p_full.index(step & 1))
             dots = _group_dots(q_rope, q, keys, nope, dot_scales, next_stage, steps < 0, zero, TERMS)
         else:  # the next step's S enters the tensor pipe before P is published
             dots = _rope_dots(q_rope, keys, next_stage)
             dots = _nope_dots(dots, q, nope, zero, next_stage)
-            mbarrier.arrive(p_full.index(buffer))
+            mbarrier.arrive(p_full.index(step & 1))
             if TERMS == 2:
                 dots = _nope_dots(dots, q, nope, zero + 1, next_stage)
         column = factors.index(next_stage).load(by_key)
@@ -243,15 +210,6 @@ def scores_group(
         mbarrier.arrive(empty.index(stage))
         stage = next_stage
         phase = next_phase
-    total = gl.convert_layout(gl.sum(total, 1), by_head)
-    some = gl.where(total < TINY, TINY, total)  # a NaN stays
-    lse = gl.where(total == 0, float("-inf"), peak + gl.log2(some))
-    if PARTIAL:
-        inverse = 1.0 / some
-    else:
-        lse = lse * LN2
-        sink = gl.load(sinks_ptr + head_of_tile + head, mask=own, other=0.0) * LOG2E
-        inverse = 1.0 / (some + gl.exp2(sink - peak))
-    gl.store(lse_ptr + lse_at + head, lse, mask=own)
-    sums.store(inverse)
-    mbarrier.arrive(sums_full)
+    end_sums(
+        peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads - head_of_tile, PARTIAL
+    )

@@ -21,6 +21,7 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
     pairs_layout,
     tile_layout,
 )
+from kernels.sparse_attn.hopper_softmax_kernel import next_of
 
 
 @gluon.jit
@@ -131,10 +132,7 @@ def values_group(
         mbarrier.arrive(
             empty.index(stage)
         )  # operand A is in registers and rope's product complete: keys are free
-        stage = stage + 1
-        if stage == STAGES:
-            stage = 0
-            phase = phase ^ 1
+        stage, phase = next_of(stage, phase, STAGES)
         if step + 1 < steps:
             mbarrier.wait(full.index(stage), phase)
             if WHICH == 1:

@@ -153,39 +153,42 @@ def sparse_attn_widened(
 
 def _bf16(q, keys, pages, page, idx, sinks, scale, page_table, sequence, into):
     rows, heads, width = q.shape
-    num_keys = idx.shape[1]
-    into = into or room(rows, heads, num_keys, width, q.device)
-    if not rows:
-        return into.out, into.lse
+    into = into or room(rows, heads, idx.shape[1], width, q.device)
+    operands = (q, keys, pages, None if pages is None else pages.view(BF16), q.stride(0))
     tile = tile_of(heads, width, q.device, gathered=pages is None)
-    out, lse = into.written
-    attend_bf16_kernel[(rows * triton.cdiv(heads, tile.heads), into.splits)](
-        q,
-        keys,
-        pages,
-        None if pages is None else pages.view(BF16),
-        idx,
-        page_table,
-        sequence,
-        sinks,
-        out,
-        lse,
-        q.stride(0),
-        0 if pages is None else pages.stride(0),
-        0 if page_table is None else page_table.stride(0),
-        heads,
-        num_keys,
-        scale,
-        NOPE=width - ROPE,
-        PAGE=page,
-        PARTIAL=into.splits > 1,
-        BLOCK_H=tile.heads,
-        BLOCK_S=tile.keys,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **overlap(q.device),
+    chosen = (pages, page, idx, page_table, sequence)
+    return _portable(
+        attend_bf16_kernel, operands, tile, chosen, sinks, scale, width, into, **overlap(q.device)
     )
-    return _combined(into, sinks)
+
+
+def _portable(kernel, operands, tile, chosen, sinks, scale, width, into, **constants):
+    """Launch a portable kernel and join parts; ``operands`` are its arguments before the index list's."""
+    pages, page, idx, page_table, sequence = chosen
+    rows, heads = into.lse.shape
+    if rows:
+        kernel[(rows * triton.cdiv(heads, tile.heads), into.splits)](
+            *operands,
+            idx,
+            page_table,
+            sequence,
+            sinks,
+            *into.written,
+            0 if pages is None else pages.stride(0),
+            0 if page_table is None else page_table.stride(0),
+            heads,
+            idx.shape[1],
+            scale,
+            NOPE=width - ROPE,
+            PAGE=page,
+            PARTIAL=into.splits > 1,
+            BLOCK_H=tile.heads,
+            BLOCK_S=tile.keys,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **constants,
+        )
+    return _combined(into, sinks) if rows else (into.out, into.lse)
 
 
 def _combined(into: Room, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,45 +290,16 @@ def sparse_attn_fp8(
         raise ValueError(
             f"sparse_attn_fp8: no Hopper kernel for this call: {hopper.why_not(q.device) or 'its options'}"
         )
-    if not rows:
-        return into.out, into.lse
-    out, lse = into.written
-    if path == "hopper":
-        hopper.launch(
-            q, q_scale, residual, pages, page, token_scale, idx, sinks, out, lse, scale, into.splits
-        )
-    else:
+    if path == "portable" or not rows:
+        operands = (q, q.view(BF16), residual, q_scale, pages, pages.view(BF16), token_scale)
         terms = 1 if residual is None else 2
         tile = tile_of(heads, width, q.device, gathered=False, terms=terms)
-        attend_fp8_kernel[(rows * triton.cdiv(heads, tile.heads), into.splits)](
-            q,
-            q.view(BF16),
-            residual,
-            q_scale,
-            pages,
-            pages.view(BF16),
-            token_scale,
-            idx,
-            page_table,
-            sequence,
-            sinks,
-            out,
-            lse,
-            pages.stride(0),
-            0 if page_table is None else page_table.stride(0),
-            heads,
-            num_keys,
-            scale,
-            NOPE=width - ROPE,
-            PAGE=page,
-            PARTIAL=into.splits > 1,
-            BLOCK_H=tile.heads,
-            BLOCK_S=tile.keys,
-            ROPE_FP8=rope_fp8,
-            PV_FP8=pv_fp8,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        chosen = (pages, page, idx, page_table, sequence)
+        choices = {"ROPE_FP8": rope_fp8, "PV_FP8": pv_fp8}
+        return _portable(attend_fp8_kernel, operands, tile, chosen, sinks, scale, width, into, **choices)
+    hopper.launch(
+        q, q_scale, residual, pages, page, token_scale, idx, sinks, *into.written, scale, into.splits
+    )
     return _combined(into, sinks)
 
 

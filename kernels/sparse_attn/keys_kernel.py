@@ -20,6 +20,28 @@ SCALE_BYTES = tl.constexpr(8)  # of a token: one a group, padded
 
 
 @triton.jit
+def own_rows(heads, BLOCK_H: tl.constexpr):
+    """Row of this program, its heads [BLOCK_H], and their place among the results (or parts), both int64.
+
+    A row's head tiles are neighbours: they run at once, and the later one finds the keys in L2.
+    """
+    head_tiles = tl.cdiv(heads, BLOCK_H)
+    row = (tl.program_id(0) // head_tiles).to(tl.int64)  # slots and row * num_keys * K outgrow int32
+    head = tl.program_id(0) % head_tiles * BLOCK_H + tl.arange(0, BLOCK_H)
+    rows = tl.num_programs(0) // head_tiles
+    return row, head, (tl.program_id(1) * rows + row) * heads + head
+
+
+@triton.jit
+def own_keys(num_keys, BLOCK_S: tl.constexpr):
+    """First key of this program's split, and the end of it."""
+    split, splits = tl.program_id(1), tl.num_programs(1)
+    tiles = tl.cdiv(num_keys, BLOCK_S)
+    first = split * tiles // splits * BLOCK_S
+    return first, tl.minimum((split + 1) * tiles // splits * BLOCK_S, num_keys)
+
+
+@triton.jit
 def key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride, PAGE: tl.constexpr):
     """Slots of a row's keys, int64 [BLOCK_S]; -1 where there is none or the list has ended."""
     index = tl.load(idx_ptr + row * num_keys + key, mask=key < num_keys, other=-1)
@@ -30,20 +52,6 @@ def key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride
         held = index >= 0
         page = tl.load(table + index // PAGE, mask=held, other=0).to(tl.int64)
         return tl.where(held, page * PAGE + index % PAGE, -1)
-
-
-@triton.jit
-def split_range(num_keys, BLOCK_S: tl.constexpr, PARTIAL: tl.constexpr):
-    """First and last + 1 key of this program: all, or those of split ``program_id(1)``, whole tiles."""
-    if PARTIAL:
-        split, splits = tl.program_id(1), tl.num_programs(1)
-        tiles = tl.cdiv(num_keys, BLOCK_S)
-        first = split * tiles // splits * BLOCK_S
-        last = tl.minimum((split + 1) * tiles // splits * BLOCK_S, num_keys)
-    else:
-        first = 0
-        last = num_keys
-    return first, last
 
 
 @triton.jit
@@ -137,6 +145,17 @@ def finish_part(peak, total):
     """Reciprocal of a split's own sum (0 for no key) and its base-2 LSE: FP32 [BLOCK_H] each."""
     one = tl.full(total.shape, 1.0, tl.float32)
     return tl.where(total == 0, 0.0, tl.div_rn(one, total)), log2_sum(peak, total)
+
+
+@triton.jit
+def finish_row(peak, total, sinks_ptr, lse_at, head, heads, PARTIAL: tl.constexpr):
+    """Store the LSE of a row, or of its part, and give the reciprocal of its sum: FP32 [BLOCK_H]."""
+    if PARTIAL:
+        inverse, lse = finish_part(peak, total)
+    else:
+        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
+    tl.store(lse_at, lse, mask=head < heads)
+    return inverse
 
 
 @triton.jit
