@@ -43,6 +43,14 @@ def _load_group(q_ptr, group: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BL
 
 
 @triton.jit
+def _places(pages, entries, page_stride, D: tl.constexpr, PAGE: tl.constexpr):
+    """Bytes at which the codes and the scales of entries on their pages start: int64 [S], twice."""
+    start = pages.to(tl.int64) * page_stride
+    inside = entries % PAGE
+    return start + inside * (D // 2), start + PAGE * (D // 2) + inside * (D // 32)
+
+
+@triton.jit
 def _group_dots(page_ptr, at, at_scale, there, q, group: tl.constexpr, BLOCK_N: tl.constexpr):
     """Products of one group under the keys' scales, times 2^-6: [BLOCK_N, BLOCK_H] FP32."""
     packed = tl.load(page_ptr + at[:, None] + group * 16 + tl.arange(0, 16)[None, :], there[:, None], other=0)
@@ -92,9 +100,7 @@ def folded_kernel(
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
         there = entries < limit
-        start = pages.to(tl.int64) * page_stride
-        at = start + (entries % PAGE) * (D // 2)
-        at_scale = start + PAGE * (D // 2) + (entries % PAGE) * (D // 32)
+        at, at_scale = _places(pages, entries, page_stride, D, PAGE)
         ahead = entries + BLOCK_N  # the next tile's pages, one tile early
         pages = page_ids(table_ptr, ahead, limit, PAGE)
         dots = _group_dots(page_ptr, at, at_scale, there, q0, 0, BLOCK_N)
@@ -146,9 +152,7 @@ def native_kernel(
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
         there = entries < limit
-        start = pages.to(tl.int64) * page_stride
-        at = start + (entries % PAGE) * (D // 2)
-        at_scale = start + PAGE * (D // 2) + (entries % PAGE) * (D // 32)
+        at, at_scale = _places(pages, entries, page_stride, D, PAGE)
         keys = tl.load(page_ptr + at[:, None] + half[None, :], there[:, None], other=0)
         scale = tl.load(page_ptr + at_scale[:, None] + groups[None, :], there[:, None], other=0)
         ahead = entries + BLOCK_N
