@@ -12,11 +12,15 @@ import triton.language as tl
 
 from kernels.build_spec import Build, Sizes
 from kernels.formats import device as fmt
-from kernels.index_logits.fp8_kernel import (
+from kernels.index_logits.paged_kernel import (
     HEAD_DIM,
     MIN_HEADS,
     Tile,
+    hide_tiles,
     load_weights,
+    page_ids,
+    paged_build,
+    scored_tiles,
     store_scores,
     weighted_relu,
 )
@@ -36,6 +40,14 @@ def _load_group(q_ptr, group: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BL
     if H == BLOCK_H:
         return tl.load(q_ptr + at)
     return tl.load(q_ptr + at, (heads < H)[:, None], other=0.0)
+
+
+@triton.jit
+def _places(pages, entries, page_stride, D: tl.constexpr, PAGE: tl.constexpr):
+    """Bytes at which the codes and the scales of entries on their pages start: int64 [S], twice."""
+    start = pages.to(tl.int64) * page_stride
+    inside = entries % PAGE
+    return start + inside * (D // 2), start + PAGE * (D // 2) + inside * (D // 32)
 
 
 @triton.jit
@@ -74,9 +86,7 @@ def folded_kernel(
     """One query, E4M3 with its scales folded in, by some tiles of MXFP4 keys."""
     sequence = tl.program_id(2).to(tl.int64)
     row = sequence * N + tl.program_id(0)
-    limit = tl.minimum(tl.load(limit_ptr + row), C)
-    first = tl.program_id(1) * tiles
-    seen = tl.minimum(first + tiles, tl.cdiv(limit, BLOCK_N))
+    limit, first, seen = scored_tiles(limit_ptr, row, tiles, C, BLOCK_N)
     q_ptr += row * (H * D)
     q0, q1 = _load_group(q_ptr, 0, H, D, BLOCK_H), _load_group(q_ptr, 1, H, D, BLOCK_H)
     q2, q3 = _load_group(q_ptr, 2, H, D, BLOCK_H), _load_group(q_ptr, 3, H, D, BLOCK_H)
@@ -86,25 +96,20 @@ def folded_kernel(
     lanes = tl.arange(0, BLOCK_N)
 
     entries = first * BLOCK_N + lanes
-    pages = tl.load(table_ptr + entries // PAGE, entries < limit, other=0)
+    pages = page_ids(table_ptr, entries, limit, PAGE)
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
         there = entries < limit
-        start = pages.to(tl.int64) * page_stride  # outgrows int32 in a large pool
-        at = start + (entries % PAGE) * (D // 2)
-        at_scale = start + PAGE * (D // 2) + (entries % PAGE) * (D // 32)
+        at, at_scale = _places(pages, entries, page_stride, D, PAGE)
         ahead = entries + BLOCK_N  # the next tile's pages, one tile early
-        pages = tl.load(table_ptr + ahead // PAGE, ahead < limit, other=0)
+        pages = page_ids(table_ptr, ahead, limit, PAGE)
         dots = _group_dots(page_ptr, at, at_scale, there, q0, 0, BLOCK_N)
         dots += _group_dots(page_ptr, at, at_scale, there, q1, 1, BLOCK_N)
         dots += _group_dots(page_ptr, at, at_scale, there, q2, 2, BLOCK_N)
         dots += _group_dots(page_ptr, at, at_scale, there, q3, 3, BLOCK_N)
         store_scores(out_ptr, entries, weighted_relu(dots, weights) * 64.0, limit, C, FILL)
     if FILL:
-        hidden = tl.full((BLOCK_N,), float("-inf"), tl.float32)
-        for tile in range(tl.maximum(first, seen), first + tiles):
-            entries = tile * BLOCK_N + lanes
-            tl.store(out_ptr + entries, hidden, entries < C)
+        hide_tiles(out_ptr, tl.maximum(first, seen), first + tiles, C, BLOCK_N)
 
 
 @triton.jit
@@ -131,9 +136,7 @@ def native_kernel(
     """One MXFP4 query by some tiles of MXFP4 keys, scaled products of both."""
     sequence = tl.program_id(2).to(tl.int64)
     row = sequence * N + tl.program_id(0)
-    limit = tl.minimum(tl.load(limit_ptr + row), C)
-    first = tl.program_id(1) * tiles
-    seen = tl.minimum(first + tiles, tl.cdiv(limit, BLOCK_N))
+    limit, first, seen = scored_tiles(limit_ptr, row, tiles, C, BLOCK_N)
     heads, half, groups = tl.arange(0, H), tl.arange(0, D // 2), tl.arange(0, D // 32)
     q = tl.load(q_ptr + row * (H * D // 2) + heads[:, None] * (D // 2) + half[None, :])
     q_scale = tl.load(q_scale_ptr + row * (H * D // 32) + heads[:, None] * (D // 32) + groups[None, :])
@@ -145,76 +148,39 @@ def native_kernel(
     lanes = tl.arange(0, BLOCK_N)
 
     entries = first * BLOCK_N + lanes
-    pages = tl.load(table_ptr + entries // PAGE, entries < limit, other=0)
+    pages = page_ids(table_ptr, entries, limit, PAGE)
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
         there = entries < limit
-        start = pages.to(tl.int64) * page_stride
-        at = start + (entries % PAGE) * (D // 2)
-        at_scale = start + PAGE * (D // 2) + (entries % PAGE) * (D // 32)
+        at, at_scale = _places(pages, entries, page_stride, D, PAGE)
         keys = tl.load(page_ptr + at[:, None] + half[None, :], there[:, None], other=0)
         scale = tl.load(page_ptr + at_scale[:, None] + groups[None, :], there[:, None], other=0)
         ahead = entries + BLOCK_N
-        pages = tl.load(table_ptr + ahead // PAGE, ahead < limit, other=0)
+        pages = page_ids(table_ptr, ahead, limit, PAGE)
         dots = tl.dot_scaled(keys, scale, "e2m1", tl.trans(q), q_scale, "e2m1", acc=zeros)
         store_scores(out_ptr, entries, weighted_relu(dots, weights), limit, C, FILL)
     if FILL:
-        hidden = tl.full((BLOCK_N,), float("-inf"), tl.float32)
-        for tile in range(tl.maximum(first, seen), first + tiles):
-            entries = tile * BLOCK_N + lanes
-            tl.store(out_ptr + entries, hidden, entries < C)
+        hide_tiles(out_ptr, tl.maximum(first, seen), first + tiles, C, BLOCK_N)
 
 
 def builds(sizes: Sizes) -> list[Build]:
     """Decode on hardware without FP4 products, and with them."""
-    tail = {
-        "page_ptr": "*u8",
-        "table_ptr": "*i32",
-        "weight_ptr": "*fp32",
-        "limit_ptr": "*i32",
-        "out_ptr": "*fp32",
-        "N": "i32",
-        "C": "i32",
-        "page_stride": "i32",
-        "table_stride": "i32",
-        "out_stride": "i32",
-        "tiles": "i32",
-    }
-    constants = {
-        "H": sizes.index_n_heads,
-        "D": sizes.index_head_dim,
-        "PAGE": 64,
-        "FILL": False,
-        "BLOCK_N": TILE.keys,
-    }
-    aligned = (
-        "q_ptr",
-        "page_ptr",
-        "table_ptr",
-        "weight_ptr",
-        "limit_ptr",
-        "out_ptr",
-        "page_stride",
-        "out_stride",
-    )
-    options = {"num_warps": TILE.warps, "num_stages": TILE.stages}
+    H = sizes.index_n_heads
     return [
-        Build(
-            name=f"index_logits/fp4_folded/{sizes.name}",
-            kernel=folded_kernel,
-            signature={"q_ptr": "*fp8e4nv"} | tail,
-            constants=constants | {"BLOCK_H": max(MIN_HEADS, triton.next_power_of_2(sizes.index_n_heads))},
-            aligned=aligned,
-            options=options,
+        paged_build(
+            f"index_logits/fp4_folded/{sizes.name}",
+            folded_kernel,
+            {"q_ptr": "*fp8e4nv", "page_ptr": "*u8"},
+            TILE,
+            {"H": H, "BLOCK_H": max(MIN_HEADS, triton.next_power_of_2(H))},
             native=("fp8",),
         ),
-        Build(
-            name=f"index_logits/fp4_native/{sizes.name}",
-            kernel=native_kernel,
-            signature={"q_ptr": "*u8", "q_scale_ptr": "*u8"} | tail,
-            constants=constants,
-            aligned=(*aligned, "q_scale_ptr"),
-            options=options,
+        paged_build(
+            f"index_logits/fp4_native/{sizes.name}",
+            native_kernel,
+            {"q_ptr": "*u8", "q_scale_ptr": "*u8", "page_ptr": "*u8"},
+            TILE,
+            {"H": H},
             native=("mxfp4",),
             only=("sm_100a", "sm_103a", "sm_120a"),
         ),

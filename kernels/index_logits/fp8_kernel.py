@@ -5,25 +5,22 @@ weights and the sum over heads in registers. An entry's score is summed in one f
 launch. Prefill keeps its keys and streams queries; decode keeps its query and streams keys by page.
 """
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
+from kernels.index_logits.paged_kernel import (
+    MIN_HEADS,
+    Tile,
+    hide_tiles,
+    load_weights,
+    page_ids,
+    paged_build,
+    scored_tiles,
+    store_scores,
+    weighted_relu,
+)
 from kernels.overlap import OVERLAPPED, follow
-
-
-class Tile(NamedTuple):
-    """How a launch is cut: keys a tile, warps, stages."""
-
-    keys: int
-    warps: int
-    stages: int
-
 
 # One warpgroup a program and four programs a multiprocessor: one program's epilogue hides another's products.
 PREFILL = Tile(keys=128, warps=4, stages=3)
@@ -35,15 +32,6 @@ ROWS = 64  # of prefill's programs
 # groups of products and one of copies, took 6.0 24.3 79.8 80.6 300.
 DECODE = Tile(keys=64, warps=4, stages=3)
 PLACES = 792  # of decode's programs on an H200
-MIN_HEADS = 16  # narrowest second operand of a product
-HEAD_DIM = 128
-FILL = float("-inf")
-
-
-@triton.jit
-def weighted_relu(dots, weights):
-    """``sum_h w[h] relu(dots[s, h])``: [S, H] FP32 and [H] FP32 -> [S] FP32; NaN passes the ReLU."""
-    return tl.sum(tl.maximum(dots, 0.0, propagate_nan=tl.PropagateNan.ALL) * weights[None, :], 1)
 
 
 @triton.jit
@@ -54,24 +42,6 @@ def load_query(ptr, H: tl.constexpr, D: tl.constexpr, BLOCK_H: tl.constexpr):
     if H == BLOCK_H:
         return tl.load(ptr + at)
     return tl.load(ptr + at, (heads < H)[:, None], other=0.0)
-
-
-@triton.jit
-def load_weights(ptr, H: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Weights of one query's heads: [BLOCK_H] FP32, zero past H."""
-    heads = tl.arange(0, BLOCK_H)
-    if H == BLOCK_H:
-        return tl.load(ptr + heads)
-    return tl.load(ptr + heads, heads < H, other=0.0)
-
-
-@triton.jit
-def store_scores(out_ptr, entries, scores, limit, C, FILL: tl.constexpr):
-    """Scores [S] of entries [S] under the limit; with FILL, -inf from there to C."""
-    if FILL:
-        tl.store(out_ptr + entries, tl.where(entries < limit, scores, float("-inf")), entries < C)
-    else:
-        tl.store(out_ptr + entries, scores, entries < limit)
 
 
 @triton.jit
@@ -154,9 +124,7 @@ def paged_kernel(
     sequence = tl.program_id(2).to(tl.int64)
     row = sequence * N + tl.program_id(0)
     follow(PDL)
-    limit = tl.minimum(tl.load(limit_ptr + row), C)
-    first = tl.program_id(1) * tiles
-    seen = tl.minimum(first + tiles, tl.cdiv(limit, BLOCK_N))
+    limit, first, seen = scored_tiles(limit_ptr, row, tiles, C, BLOCK_N)
     q = load_query(q_ptr + row * (H * D), H, D, BLOCK_H)
     weights = load_weights(weight_ptr + row * H, H, BLOCK_H)
     table_ptr += sequence * table_stride
@@ -165,50 +133,20 @@ def paged_kernel(
 
     # page ids and scales are read one tile early: keys need not wait for the one, nor scores for the other
     entries = first * BLOCK_N + lanes
-    pages = tl.load(table_ptr + entries // PAGE, entries < limit, other=0)
+    pages = page_ids(table_ptr, entries, limit, PAGE)
     scale = _page_scales(scale_ptr, pages, entries, page_stride, limit, D, PAGE)
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
-        # page * page_stride outgrows int32 in a large pool
         at = pages.to(tl.int64) * page_stride + (entries % PAGE) * D
         keys = tl.load(page_ptr + at[:, None] + dims[None, :], (entries < limit)[:, None], other=0.0)
         ahead = entries + BLOCK_N
-        pages = tl.load(table_ptr + ahead // PAGE, ahead < limit, other=0)
+        pages = page_ids(table_ptr, ahead, limit, PAGE)
         next_scale = _page_scales(scale_ptr, pages, ahead, page_stride, limit, D, PAGE)
         scores = weighted_relu(tl.dot(keys, tl.trans(q)), weights) * scale
         store_scores(out_ptr, entries, scores, limit, C, FILL)
         scale = next_scale
     if FILL:
-        hidden = tl.full((BLOCK_N,), float("-inf"), tl.float32)
-        for tile in range(tl.maximum(first, seen), first + tiles):
-            entries = tile * BLOCK_N + lanes
-            tl.store(out_ptr + entries, hidden, entries < C)
-
-
-def check_pages(op: str, pages: Tensor, page_size: int, entry_bytes: int) -> None:
-    """Refuse pages that do not hold ``page_size`` entries, or whose rows 16-byte loads cannot start at."""
-    found = f"{op}: pages of shape {tuple(pages.shape)} and strides {pages.stride()}"
-    if page_size < 1 or pages.shape[1] < page_size * entry_bytes:
-        raise ValueError(f"{found} do not hold page_size = {page_size} entries of {entry_bytes} bytes")
-    if pages.stride(0) % 16 or pages.data_ptr() % 16:
-        raise ValueError(f"{found} must start, and follow each other, at multiples of 16 bytes")
-
-
-def paged_out(out: Tensor | None, B: int, N: int, width: int, device: torch.device) -> Tensor:
-    """The scores' tensor (B, N, width): a new one, or the caller's where its rows are evenly spaced."""
-    if out is None:
-        return torch.empty(B, N, width, dtype=torch.float32, device=device)
-    check("paged_index_logits", out=(out, f"{B} {N} {width}", torch.float32))
-    if B > 1 and out.stride(0) != N * out.stride(1):
-        raise ValueError(
-            f"paged_index_logits: out of strides {out.stride()}: rows must be {out.stride(1)} apart"
-        )
-    return out
-
-
-def tiles_a_program(rows: int, width: int, keys: int, places: int) -> int:
-    """Tiles of so many keys that one program walks: as many programs as there are places, so that none waits."""
-    return triton.cdiv(triton.cdiv(width, keys), max(1, places // rows))
+        hide_tiles(out_ptr, tl.maximum(first, seen), first + tiles, C, BLOCK_N)
 
 
 def builds(sizes: Sizes) -> list[Build]:
@@ -234,38 +172,13 @@ def builds(sizes: Sizes) -> list[Build]:
         options={"num_warps": PREFILL.warps, "num_stages": PREFILL.stages},
         native=("fp8",),
     )
-    decode = Build(
-        name=f"index_logits/decode/{sizes.name}",
-        kernel=paged_kernel,
-        signature={
-            "q_ptr": "*fp8e4nv",
-            "page_ptr": "*fp8e4nv",
-            "scale_ptr": "*fp32",
-            "table_ptr": "*i32",
-            "weight_ptr": "*fp32",
-            "limit_ptr": "*i32",
-            "out_ptr": "*fp32",
-            "N": "i32",
-            "C": "i32",
-            "page_stride": "i32",
-            "table_stride": "i32",
-            "out_stride": "i32",
-            "tiles": "i32",
-        },
-        constants=constants | {"PAGE": 64, "BLOCK_N": DECODE.keys, "PDL": True},
-        aligned=(
-            "q_ptr",
-            "page_ptr",
-            "scale_ptr",
-            "table_ptr",
-            "weight_ptr",
-            "limit_ptr",
-            "out_ptr",
-            "C",
-            "page_stride",
-            "out_stride",
-        ),
-        options={"num_warps": DECODE.warps, "num_stages": DECODE.stages, **OVERLAPPED},
+    decode = paged_build(
+        f"index_logits/decode/{sizes.name}",
+        paged_kernel,
+        {"q_ptr": "*fp8e4nv", "page_ptr": "*fp8e4nv", "scale_ptr": "*fp32"},
+        DECODE,
+        {"H": constants["H"], "BLOCK_H": constants["BLOCK_H"], "PDL": True},
+        options=OVERLAPPED,
         native=("fp8",),
     )
     return [prefill, decode]

@@ -12,10 +12,11 @@ from kernels.build_spec import Build, Sizes
 from kernels.index_logits import fp4_kernel as fp4
 from kernels.index_logits import fp8_kernel as fp8
 from kernels.index_logits import hopper_kernel as hopper
+from kernels.index_logits import paged_kernel as paged
 from kernels.overlap import overlap
 
 Path = Literal["hopper", "portable"]
-HEAD_DIM = fp8.HEAD_DIM
+HEAD_DIM = paged.HEAD_DIM
 
 
 def index_logits(
@@ -93,7 +94,7 @@ def index_logits(
             H=H,
             D=HEAD_DIM,
             FILL=fill,
-            BLOCK_H=max(fp8.MIN_HEADS, triton.next_power_of_2(H)),
+            BLOCK_H=_block(H),
             BLOCK_N=fp8.PREFILL.keys,
             BLOCK_T=fp8.ROWS,
             num_warps=fp8.PREFILL.warps,
@@ -143,6 +144,7 @@ def paged_index_logits(
     sizes = check(
         "paged_index_logits",
         dense=("q", "weights", "limits"),
+        aligned={"pages": 16},
         q=(q, f"B N H {HEAD_DIM}", torch.float8_e4m3fn),
         pages=(pages, "num_pages page_bytes", torch.uint8),
         page_table=(page_table, "B M", torch.int32),
@@ -151,35 +153,18 @@ def paged_index_logits(
         out=(out, "B N W", torch.float32),
     )
     B, N, H = sizes["B"], sizes["N"], sizes["H"]
-    fp8.check_pages("paged_index_logits", pages, page_size, HEAD_DIM + 4)
-    width = sizes["M"] * page_size
-    out = fp8.paged_out(out, B, N, width, q.device)
-    if B and N and width:
-        tiles = fp8.tiles_a_program(B * N, width, fp8.DECODE.keys, fp8.PLACES)
-        fp8.paged_kernel[(N, triton.cdiv(width, tiles * fp8.DECODE.keys), B)](
-            q,
-            pages.view(torch.float8_e4m3fn),
-            pages.view(torch.float32),
-            page_table,
-            weights,
-            limits,
-            out,
-            N,
-            width,
-            pages.stride(0),
-            page_table.stride(0),
-            out.stride(1),
-            tiles,
-            H=H,
-            D=HEAD_DIM,
-            PAGE=page_size,
-            FILL=fill,
-            BLOCK_H=max(fp8.MIN_HEADS, triton.next_power_of_2(H)),
-            BLOCK_N=fp8.DECODE.keys,
-            num_warps=fp8.DECODE.warps,
-            num_stages=fp8.DECODE.stages,
-            **overlap(q.device),
-        )
+    paged.check_pages("paged_index_logits", pages, page_size, HEAD_DIM + 4)
+    out = paged.paged_out("paged_index_logits", out, B, N, sizes["M"] * page_size, q.device)
+    paged.launch(
+        fp8.paged_kernel,
+        (q, pages.view(torch.float8_e4m3fn), pages.view(torch.float32)),
+        (page_table, weights, limits),
+        out,
+        pages.stride(0),
+        fp8.DECODE,
+        fp8.PLACES,
+        {"H": H, "BLOCK_H": _block(H), "PAGE": page_size, "FILL": fill, **overlap(q.device)},
+    )
     return out
 
 
@@ -228,6 +213,7 @@ def paged_index_logits_fp4(
     sizes = check(
         "paged_index_logits_fp4",
         dense=("q", "q_scales", "weights", "limits"),
+        aligned={"pages": 16},
         q=(
             q,
             f"B N H {HEAD_DIM // 2 if native else HEAD_DIM}",
@@ -241,26 +227,24 @@ def paged_index_logits_fp4(
         out=(out, "B N W", torch.float32),
     )
     B, N, H = sizes["B"], sizes["N"], sizes["H"]
-    fp8.check_pages("paged_index_logits_fp4", pages, page_size, fp4.ENTRY_BYTES)
-    if native and (H < fp8.MIN_HEADS or H & (H - 1)):
+    paged.check_pages("paged_index_logits_fp4", pages, page_size, fp4.ENTRY_BYTES)
+    if native and (H < paged.MIN_HEADS or H & (H - 1)):
         raise ValueError(
-            f"paged_index_logits_fp4: q of {H} heads; expected a power of two from {fp8.MIN_HEADS} on"
+            f"paged_index_logits_fp4: q of {H} heads; expected a power of two from {paged.MIN_HEADS} on"
         )
-    width = sizes["M"] * page_size
-    out = fp8.paged_out(out, B, N, width, q.device)
-    if not (B and N and width):
-        return out
-    tiles = fp8.tiles_a_program(B * N, width, fp4.TILE.keys, fp4.PLACES)
-    grid = (N, triton.cdiv(width, tiles * fp4.TILE.keys), B)
-    rest = (page_table, weights, limits, out, N, width, pages.stride(0), page_table.stride(0), out.stride(1))
-    tile = {"D": HEAD_DIM, "PAGE": page_size, "FILL": fill, "BLOCK_N": fp4.TILE.keys}
-    options = {"num_warps": fp4.TILE.warps, "num_stages": fp4.TILE.stages}
-    if native:
-        fp4.native_kernel[grid](q, q_scales, pages, *rest, tiles, H=H, **tile, **options)
+    out = paged.paged_out("paged_index_logits_fp4", out, B, N, sizes["M"] * page_size, q.device)
+    rows, constants = (page_table, weights, limits), {"H": H, "PAGE": page_size, "FILL": fill}
+    rest = (rows, out, pages.stride(0), fp4.TILE, fp4.PLACES)
+    if q_scales is None:
+        paged.launch(fp4.folded_kernel, (q, pages), *rest, {**constants, "BLOCK_H": _block(H)})
     else:
-        block = max(fp8.MIN_HEADS, triton.next_power_of_2(H))
-        fp4.folded_kernel[grid](q, pages, *rest, tiles, H=H, BLOCK_H=block, **tile, **options)
+        paged.launch(fp4.native_kernel, (q, q_scales, pages), *rest, constants)
     return out
+
+
+def _block(H: int) -> int:
+    """Heads of a product: a power of two, and not too few for the tensor cores."""
+    return max(paged.MIN_HEADS, triton.next_power_of_2(H))
 
 
 def builds(sizes: Sizes) -> list[Build]:

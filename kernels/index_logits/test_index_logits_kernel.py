@@ -7,7 +7,7 @@ import torch
 
 from kernels._check import assert_bitwise, draw
 from kernels.formats import e4m3, fp8_scaled
-from kernels.index_logits import fp8_kernel, hopper_kernel, kernel, ref
+from kernels.index_logits import hopper_kernel, kernel, paged_kernel, ref
 
 D = kernel.HEAD_DIM
 POISON = 1e30
@@ -203,16 +203,16 @@ def test_a_program_walks_many_tiles(accelerator, monkeypatch):
     args = (fp8(q[None], accelerator), pages, ids[None].to(accelerator), weights[None].to(accelerator))
     limits = torch.tensor([[650]], dtype=torch.int32, device=accelerator)
     one = kernel.paged_index_logits(*args, limits, page_size=64)
-    monkeypatch.setattr(fp8_kernel, "tiles_a_program", lambda rows, width, keys, places: 4)
+    monkeypatch.setattr(paged_kernel, "tiles_a_program", lambda rows, width, keys, places: 4)
     assert_bitwise(kernel.paged_index_logits(*args, limits, page_size=64).cpu(), one.cpu())
 
 
 def test_tiles_a_program():
-    assert fp8_kernel.tiles_a_program(1, 32768, 64, 792) == 1
-    assert fp8_kernel.tiles_a_program(64, 32768, 64, 792) == 43  # twelve programs a row: 768 of 792 places
-    assert fp8_kernel.tiles_a_program(256, 32768, 64, 792) == 171
-    assert fp8_kernel.tiles_a_program(1000, 32768, 64, 792) == 512
-    assert fp8_kernel.tiles_a_program(1, 1, 64, 792) == 1
+    assert paged_kernel.tiles_a_program(1, 32768, 64, 792) == 1
+    assert paged_kernel.tiles_a_program(64, 32768, 64, 792) == 43  # twelve programs a row: 768 of 792 places
+    assert paged_kernel.tiles_a_program(256, 32768, 64, 792) == 171
+    assert paged_kernel.tiles_a_program(1000, 32768, 64, 792) == 512
+    assert paged_kernel.tiles_a_program(1, 1, 64, 792) == 1
 
 
 @pytest.mark.parametrize(
