@@ -263,6 +263,12 @@ def sparse_attn_fp8(
     lse : (T, H) FP32
         The Hopper path takes keys whose logit is under -6900 for no keys.
 
+    Notes
+    -----
+    The Hopper path is right for keys with scales up to 2^67 a group of 64, or with ``token_scale`` up to 2^40 a token:
+    beyond, a group's part of V is multiplied by less than its scale, or results are infinite or NaN. A NaN query gives
+    NaN there even where the ref has 0 and -inf, in a row without keys. The portable path has neither limit.
+
     Raises
     ------
     TypeError, ValueError
