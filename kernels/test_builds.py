@@ -15,6 +15,7 @@ from kernels.build import collect
 from kernels.build.architecture import ARCHITECTURES
 from kernels.build_spec import FLASH, PRO, Build
 from kernels.formats.kv_record import RecordLayout
+from kernels.gather_dequantise import kernel as gather
 from kernels.index_logits import hopper_kernel as hopper_logits
 from kernels.index_logits import kernel as index_logits
 from kernels.sparse_attn import combine_kernel, gathered_hopper_kernel, hopper_kernel, tiles
@@ -30,9 +31,8 @@ of = functools.partial(torch.empty, device="meta")
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     """Launches overlap, as they do from compute capability 9 on."""
-    for module in (sparse_attn, index_logits, combine_kernel, hopper_kernel, gathered_hopper_kernel):
-        if hasattr(module, "overlap"):
-            monkeypatch.setattr(module, "overlap", lambda _: {"PDL": True, "launch_pdl": True})
+    for module in (gather, sparse_attn, index_logits, combine_kernel, hopper_kernel, gathered_hopper_kernel):
+        monkeypatch.setattr(module, "overlap", lambda _: {"PDL": True, "launch_pdl": True})
 
 
 def fits(build: Build, kernel, given: dict, arch: str) -> bool:
@@ -177,7 +177,16 @@ def test_scores_are_built_with_hidden_entries_filled_and_left(sizes, arch, fill,
     assert_built(launched, index_logits.builds(sizes), arch)
 
 
-def test_a_launch_that_no_build_covers_is_seen(monkeypatch):
+@pytest.mark.parametrize("sizes", [FLASH, PRO], ids=lambda sizes: sizes.name)
+def test_the_gather_is_built(sizes):
+    pages, idx = of(9, RecordLayout(sizes.head_dim - 64).page_bytes(PAGE), dtype=U8), of(4, 640, dtype=I32)
+    with not_launched() as launched:
+        gather.gather_dequantise(pages, idx, nope=sizes.head_dim - 64)
+    for arch in ARCHITECTURES:
+        assert_built(launched, gather.builds(sizes), arch)
+
+
+def test_a_launch_that_no_build_covers_is_seen():
     builds = [build for build in sparse_attn.builds(FLASH) if not build.constants.get("PARTIAL")]
     with not_launched() as launched:
         attend(FLASH, "b1a", 2)

@@ -131,7 +131,7 @@ def builds(sizes: Sizes) -> list[Build]:
                 "rope_ptr": "*bf16",
                 "idx_ptr": "*i32",
                 "out_ptr": "*bf16",
-                "page_stride": "i64",
+                "page_stride": "i32",
                 "table_stride": "i32",
                 "num_keys": "i32",
             },
