@@ -53,15 +53,14 @@ def pool(request):
 
 def records() -> torch.Tensor:
     """Three pages of records, (3, RECORDS)."""
-    pages = torch.zeros(3, RECORDS, dtype=U8, device="cpu")
-    encoded = LAYOUT.encode(torch.randn(3 * PAGE, WIDTH, device="cpu"))
-    LAYOUT.write(pages, torch.arange(3 * PAGE, device="cpu"), *encoded)
-    return pages.cuda()
+    pages = torch.zeros(3, RECORDS, dtype=U8)
+    LAYOUT.write(pages, torch.arange(3 * PAGE), *LAYOUT.encode(torch.randn(3 * PAGE, WIDTH)))
+    return pages
 
 
 def aligned() -> torch.Tensor:
     """Three pages of the aligned record's data, (3, ALIGNED)."""
-    return aligned_record.encode(torch.randn(3 * PAGE, WIDTH, device="cpu"))[0].view(3, -1).cuda()
+    return aligned_record.encode(torch.randn(3 * PAGE, WIDTH))[0].view(3, -1)
 
 
 def index_keys(form: str) -> torch.Tensor:
