@@ -115,8 +115,8 @@ def store_index_keys(
     need = page_size * ENTRY_BYTES[form]
     if page_size < 1 or pages.shape[1] < need:
         raise ValueError(
-            f"store_index_keys: pages of shape {tuple(pages.shape)}; expected page_size = {page_size} entries and"
-            f" rows of {need} bytes or more"
+            f"store_index_keys: pages of shape {tuple(pages.shape)}; expected rows of {need} bytes or more,"
+            f" page_size = {page_size} entries"
         )
     if sizes["E"] == 0:
         return
