@@ -66,9 +66,10 @@ check: .venv/.dev
 # On a machine with a GPU, after `make setup TORCH=system`.
 #   make build                every kernel for four architectures; needs no GPU
 #   make test-gpu             tests of kernels, and of the model on them, without the interpreter
+#   make sanitize             the same tests of kernels under compute-sanitizer: memcheck and racecheck
 #   make bench                times, into results/bench.json and docs/
 #   make blackwell            all of these and the audit, on a Blackwell GPU: replaces "BLACKWELL: NOT RUN"
-.PHONY: build test-gpu bench blackwell
+.PHONY: build test-gpu sanitize bench blackwell
 CAPABILITY := import sys, torch; c = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
 
 build: .venv/.dev
@@ -77,6 +78,9 @@ build: .venv/.dev
 test-gpu: .venv/.dev
 	@$(BIN)/python -c "import sys; from kernels.bench.__main__ import refused; sys.exit(refused())"
 	$(BIN)/python -m pytest -q kernels dsv4/backend -p no:cacheprovider --junitxml=results/gpu_tests.xml
+
+sanitize: .venv/.dev
+	$(BIN)/python -m kernels.sanitize --out results/sanitizer.json
 
 bench: .venv/.dev
 	@mkdir -p results; test -f results/bench.json || cp docs/bench.json results/bench.json 2>/dev/null || true
@@ -87,4 +91,4 @@ bench: .venv/.dev
 # Each step runs whatever the one before found; the exit status is the worst.
 blackwell: .venv/.dev
 	@$(BIN)/python -c "$(CAPABILITY); sys.exit(None if c >= 10 else 'no Blackwell GPU here')"
-	@status=0; for step in build test-gpu bench audit; do $(MAKE) --no-print-directory $$step || status=1; done; exit $$status
+	@status=0; for step in build test-gpu sanitize bench audit; do $(MAKE) --no-print-directory $$step || status=1; done; exit $$status

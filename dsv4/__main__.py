@@ -11,7 +11,7 @@ stages, each `python -m NAME --results results/RUN --config config.yaml`:
   dsv4.judge.gate        its verdict (--variant ID)
   dsv4.judge.collect     all verdicts and metrics in one file each
   dsv4.report            the page, reports/index.html
-  dsv4.judge.enforce     exit 1 if a spine rung failed
+  dsv4.judge.enforce     exit 1 if a spine rung did not pass
 """
 
 import argparse

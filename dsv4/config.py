@@ -6,27 +6,38 @@ value and what to do. Imports no torch: the rules load this at every start.
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jsonschema
 import yaml
+from jsonschema import TypeChecker
 from jsonschema.exceptions import best_match
+from jsonschema.validators import extend
 
 from dsv4.device import Backend, NoDeviceError, resolve
 from dsv4.ladder import Ladder, LadderError
 
 RULES = Path(__file__).resolve().parent.parent / "rules"
-HASH_WHOLE = 256 * 2**20  # bytes; larger files are named by header and size, so that a start stays cheap
+HASH_WHOLE = 256 * 2**20  # bytes; of larger files samples are hashed, so that a start stays cheap
+SAMPLES, SAMPLE = 64, 64 * 2**10  # blocks a large file, bytes a block
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
 
 
 class ConfigError(ValueError):
     """What to mend in a file that the user wrote: file, key, value, and what is allowed."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint that cannot be audited; the message names file, key and value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +83,38 @@ class Config:
     backend: str = "auto"
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice; plain YAML silently keeps the last."""
+class _TextKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice, of which plain YAML silently keeps the last, and one that is no text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Build one mapping."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if key in seen:
+            wrong = "" if isinstance(key, str) else "is no text; put it in quotes, or correct it"
+            if wrong or key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                    None, None, f"key {key!r} {wrong or 'stands twice'}", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _is_whole(_: TypeChecker, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(_: TypeChecker, value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# JSON schema calls 16.0 an integer, and YAML's .nan a number; range(16.0) and a limit of NaN are neither.
+_Validator = extend(
+    jsonschema.Draft202012Validator,
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine_many(
+        {"integer": _is_whole, "number": _is_finite}
+    ),
+)
 
 
 def read_yaml(path: Path, schema: str) -> Any:
@@ -97,13 +126,13 @@ def read_yaml(path: Path, schema: str) -> Any:
         Missing or unreadable file, bad YAML, or the first value that the schema refuses.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        content = yaml.load(path.read_text(encoding="utf-8"), _TextKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-02-30
         raise ConfigError(f"{path}: no valid YAML: {' '.join(str(error).split())}") from error
     rules = yaml.safe_load((RULES / f"{schema}.schema.yaml").read_text(encoding="utf-8"))
-    found = jsonschema.Draft202012Validator(rules).iter_errors(content)
+    found = _Validator(rules).iter_errors(content)
     worst = best_match(found)
     if worst is not None:
         raise ConfigError(f"{path}: {_explain(worst)}")
@@ -166,22 +195,32 @@ def model_config(checkpoint: Path) -> dict[str, Any]:
 
     Raises
     ------
-    ConfigError
+    CheckpointError
         The folder or the file is missing, or it is no JSON object.
     """
-    file = checkpoint / "config.json"
     if not checkpoint.is_dir():
-        raise ConfigError(
+        raise CheckpointError(
             f"checkpoint = {checkpoint}: no such folder; config.yaml names one in Hugging Face's layout"
         )
+    return json_object(checkpoint / "config.json")
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """Parse a file of the checkpoint that holds one JSON object.
+
+    Raises
+    ------
+    CheckpointError
+        It is missing or unreadable, or holds something else.
+    """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{file}: missing; the checkpoint needs it") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: no valid JSON: {error}") from error
+        raise CheckpointError(f"{file}: missing; {FETCH}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: no valid JSON ({error}); {FETCH}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{file}: holds {type(content).__name__}, not an object")
+        raise CheckpointError(f"{file}: holds {type(content).__name__}, not an object of keys; {FETCH}")
     return content
 
 
@@ -190,24 +229,27 @@ def weight_files(checkpoint: Path) -> list[Path]:
 
     Raises
     ------
-    ConfigError
+    CheckpointError
         There are none, or the index names a shard that is not there.
     """
     index = checkpoint / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{index}: no valid index: {error!r}") from error
-    else:
-        names = ["model.safetensors"]
-    missing = [name for name in names if not (checkpoint / name).is_file()]
+    names = _shards(index) if index.is_file() else ["model.safetensors"]
+    missing = [str(checkpoint / name) for name in names if not (checkpoint / name).is_file()]
     if missing:
         source = f", named by {index.name}" if index.is_file() else ""
-        raise ConfigError(
-            f"{checkpoint}: missing {', '.join(missing)}{source}; fetch it again, or set another checkpoint"
-        )
+        raise CheckpointError(f"{', '.join(missing)}: missing{source}; {FETCH}")
     return [checkpoint / name for name in names]
+
+
+def _shards(index: Path) -> list[str]:
+    """Names of the files that hold the tensors."""
+    weight_map = json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map = {weight_map!r} names no shards; {FETCH}")
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"{index}: weight_map.{tensor} = {shard!r} is no file's name; {FETCH}")
+    return sorted(set(weight_map.values()))
 
 
 def checkpoint_files(checkpoint: Path) -> list[Path]:
@@ -218,7 +260,12 @@ def checkpoint_files(checkpoint: Path) -> list[Path]:
 
 
 def checkpoint_sha256(checkpoint: Path) -> str:
-    """Hash the checkpoint: whole files, but only header and size of those over ``HASH_WHOLE``."""
+    """Hash the checkpoint: whole files, but size, header and samples of those over ``HASH_WHOLE``.
+
+    Samples show other weights; they need not show a few changed bytes. Those are seen by the hashes
+    of whole files in ``checkpoint.json``, which :mod:`dsv4.run.checkpoint` writes once a file has
+    changed.
+    """
     files = tuple(checkpoint_files(checkpoint))
     stamps = tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files)
     return _hash_files(files, stamps)
@@ -234,9 +281,19 @@ def _hash_files(files: tuple[Path, ...], stamps: tuple[tuple[int, int], ...]) ->
                 while block := file.read(2**20):
                     digest.update(block)
             else:
-                prefix = file.read(8)  # safetensors: the JSON header's length, then the header
-                digest.update(prefix + file.read(min(int.from_bytes(prefix, "little"), HASH_WHOLE)))
+                for block in _samples(file, size):
+                    digest.update(block)
     return digest.hexdigest()
+
+
+def _samples(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Header of a large safetensors file, then blocks at equal distances up to its end."""
+    prefix = file.read(8)  # the JSON header's length
+    yield prefix + file.read(min(int.from_bytes(prefix, "little"), HASH_WHOLE))
+    start = file.tell()
+    for sample in range(SAMPLES):
+        file.seek(start + sample * max(size - SAMPLE - start, 0) // (SAMPLES - 1))
+        yield file.read(SAMPLE)
 
 
 def run_id(config: Config) -> str:

@@ -12,7 +12,6 @@ differently is refused, not silently read. Needs h5py and numpy only.
 
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,15 +21,13 @@ import h5py
 import numpy as np
 
 from dsv4.dump_reader import DTYPES, KINDS, LINKS, REQUIRED, SCHEMA, DumpReader
+from dsv4.files import cannot_write, remove_stale, temporary_name
 from dsv4.stored import (
     DumpError,
-    cannot_write,
     content_sha256,
     file_sha256,
     from_bf16_bits,
-    owner,
     publish,
-    remove_stale,
     same_bytes,
     sidecar,
     to_bf16_bits,
@@ -111,13 +108,13 @@ class DumpWriter:
 
     def __enter__(self) -> Self:
         self._readers = [DumpReader(parent) for parent in self._parents]
-        self._temporary = self._path.with_name(f".{self._path.name}.{owner()}.{secrets.token_hex(4)}.tmp")
+        self._temporary = temporary_name(self._path)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(self._path)
             self._file = h5py.File(self._temporary, "w", libver=("v110", "v110"))
         except OSError as error:
-            raise cannot_write(self._path, error) from error
+            raise DumpError(cannot_write(self._path, error)) from error
         for name, value in self._attrs.items():
             self.attr(name, value)
         return self
@@ -134,7 +131,7 @@ class DumpWriter:
             if kind is None:
                 publish(self._temporary, self._path)
         except OSError as error:
-            raise cannot_write(self._path, error) from error
+            raise DumpError(cannot_write(self._path, error)) from error
         finally:
             self._temporary.unlink(missing_ok=True)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsv4.model.cache import Batch
 from dsv4.model.records import Record
 from dsv4.model.transformer import Layer, Probe, Transformer
 from dsv4.run.forward import Seen
@@ -109,6 +110,22 @@ def _roll_scales(model: Transformer, layer: int) -> None:
     stages.numerics = replace(stages.numerics, record=record)
 
 
+def _forget_the_window_before(model: Transformer, layer: int) -> None:
+    """A decode step starts with an empty half-window: right in prefill, wrong from the first token on."""
+    stages, run = model.stages[layer], model.stages[layer].run
+
+    def forgetful(stage: str, env: Any, batch: Batch) -> dict[str, Any]:
+        if stage == "compress":
+            for segment in batch.segments:
+                tail = segment.cache.layers[layer].tails.get("compressor")
+                if tail is not None and segment.rows.stop - segment.rows.start == 1:
+                    ratio = stages.config.compress_ratios[layer]
+                    tail.kv[:ratio], tail.gate[:ratio] = 0.0, -torch.inf
+        return run(stage, env, batch)
+
+    stages.run = forgetful  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Fault] = {
     "norm_gain": Fault(
         kind="constant gain",
@@ -139,6 +156,13 @@ FAULTS: dict[str, Fault] = {
         layer=2,
         stage="attend",
         model=_drop_sink,
+    ),
+    "half_window_lost": Fault(
+        kind="compressor state",
+        what="the window before is lost at each decode step",
+        layer=4,
+        stage="compress",
+        model=_forget_the_window_before,
     ),
     "scales_rolled": Fault(
         kind="cache writer and reader disagree on layout",

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 from dsv4.config import Config, ConfigError, load
+from dsv4.files import write_json
+from dsv4.run.console import main_guard
 from dsv4.stale_locks import clear
 
 RECORD, LOG_TAIL = "foreign_build.json", 200  # lines
@@ -48,10 +50,7 @@ def build(config: Config, results: Path) -> dict[str, object]:
         "locks": locks,
         "log": log,
     }
-    results.mkdir(parents=True, exist_ok=True)
-    part = results / f".{RECORD}.part"
-    part.write_text(json.dumps(record, indent=1))
-    part.replace(results / RECORD)
+    write_json(results / RECORD, record)
     return record
 
 
@@ -84,4 +83,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main_guard(main)

@@ -5,12 +5,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from dsv4.backend.paths import NoKernelError, check_plan
 from dsv4.config import Config, ConfigError, backend_of, checkpoint_files
+from dsv4.files import cannot_write, temporary_name
 from dsv4.prompts import encode_all
 
 NEEDED = 400 * 10**6  # bytes: dumps of one audit are 300 MB or less, then metrics and pages
@@ -65,11 +67,23 @@ def check_disk(folder: Path, needed: int = NEEDED) -> None:
 
 
 def point_latest(folder: Path) -> None:
-    """Let ``latest`` beside ``folder`` point to it, in one step."""
-    link = folder.parent / f".latest.{os.getpid()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder.name)
-    link.replace(folder.parent / "latest")
+    """Let ``latest`` beside ``folder`` point to it, in one step.
+
+    Raises
+    ------
+    ConfigError
+        The file system takes no link.
+    """
+    latest = folder.parent / "latest"
+    link = temporary_name(latest)
+    try:
+        link.symlink_to(folder.name)
+        link.replace(latest)
+    except OSError as error:
+        raise ConfigError(cannot_write(latest, error)) from error
+    finally:
+        with suppress(OSError):
+            link.unlink()
 
 
 def _living(folder: Path, name: str) -> dict[int, str]:

@@ -6,7 +6,6 @@ model sees what it was trained on. Imports no torch.
 """
 
 import hashlib
-import json
 import re
 import struct
 from collections.abc import Sequence
@@ -14,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from dsv4.config import Config, ConfigError, model_config, read_yaml
+from dsv4.config import FETCH, CheckpointError, Config, ConfigError, json_object, read_yaml
+from dsv4.model.config import ModelConfig, load_config
 
 Role = Literal["user", "assistant"]
+TEMPLATE = "correct it in tokenizer_config.json, or use plain prompts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class PromptTokenizer:
 
     Raises
     ------
-    ConfigError
+    CheckpointError
         A file is missing or unreadable.
     """
 
@@ -86,16 +86,14 @@ class PromptTokenizer:
         self._folder = checkpoint
         file = checkpoint / "tokenizer.json"
         if not file.is_file():
-            raise ConfigError(f"{file}: missing; prompts cannot be tokenised without it")
+            raise CheckpointError(f"{file}: missing; prompts cannot be tokenised without it: {FETCH}")
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"{file}: no valid tokenizer: {error}") from error
-        settings = checkpoint / "tokenizer_config.json"
-        try:
-            self._settings: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{settings}: cannot be read: {error}") from error
+            raise CheckpointError(f"{file}: no valid tokenizer ({error}); {FETCH}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._settings = json_object(checkpoint / "tokenizer_config.json")
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, from the beginning-of-sequence token on.
@@ -104,43 +102,42 @@ class PromptTokenizer:
 
         Raises
         ------
-        ConfigError
-            The checkpoint names no beginning-of-sequence token, or has no chat template for a chat.
+        CheckpointError
+            The checkpoint names no beginning-of-sequence token, has no chat template for a chat, or one that
+            fails, or its tokenizer does.
         """
         if prompt.text is not None:
-            return [*self._control(self._special("bos_token")), *self._text(prompt.text)]
+            return [*self._ids(self._special("bos_token"), control=True), *self._ids(prompt.text)]
         ids: list[int] = []
         for piece, turn in self._laid_out(prompt):
-            ids += self._control(piece)
+            ids += self._ids(piece, control=True)
             if turn is not None:
-                ids += self._text(prompt.turns[turn][1])
+                ids += self._ids(prompt.turns[turn][1])
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, control tokens by name."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def _named(self, name: str) -> str | None:
+    def name_of(self, token: int) -> str | None:
+        """A token's own text, None for one that is unknown."""
+        return self._tokenizer.id_to_token(token)
+
+    def _named(self, name: str) -> Any:
         value = self._settings.get(name)
         return value.get("content") if isinstance(value, dict) else value
 
     def _special(self, name: str) -> str:
         text = self._named(name)
         if not isinstance(text, str) or self._tokenizer.token_to_id(text) is None:
-            raise ConfigError(f"{self._folder}/tokenizer_config.json: {name} = {text!r} is no known token")
+            raise CheckpointError(
+                f"{self._folder}/tokenizer_config.json: {name} = {text!r} is no known token; {FETCH}"
+            )
         return text
 
     def _laid_out(self, prompt: Prompt) -> list[tuple[str, int | None]]:
         """Split the filled template into (template's own text, turn that follows it)."""
-        template = self._settings.get("chat_template")
-        file = self._folder / "chat_template.jinja"
-        if template is None and file.is_file():
-            template = file.read_text(encoding="utf-8")
-        if not isinstance(template, str):
-            raise ConfigError(
-                f"{self._folder}: no chat_template, which the chat prompt {prompt.id!r} needs;"
-                " add one to tokenizer_config.json or use plain prompts"
-            )
+        template = self._template(prompt)
         # Each text is stood for by a mark, so that the template's tokens and the text are encoded apart.
         messages = [{"role": role, "content": f"\ue000{i}\ue001"} for i, (role, _) in enumerate(prompt.turns)]
         names = {name: self._named(name) or "" for name in ("bos_token", "eos_token")}
@@ -149,25 +146,41 @@ class PromptTokenizer:
             filled = jinja.from_string(template).render(
                 messages=messages, add_generation_prompt=True, **names
             )
-        except TemplateError as error:
-            raise ConfigError(
-                f"{self._folder}: chat_template fails on prompt {prompt.id!r}: {error}"
+        except Exception as error:  # a template is a program, and fails in any way
+            raise CheckpointError(
+                f"{self._folder}: chat_template fails on prompt {prompt.id!r} ({error!r}); {TEMPLATE}"
             ) from error
         pieces = re.split("\ue000(\\d+)\ue001", filled)
         turns: list[int | None] = [int(mark) for mark in pieces[1::2]]
         if turns != list(range(len(messages))):
-            raise ConfigError(
-                f"{self._folder}: chat_template drops or reorders turns of prompt {prompt.id!r}"
+            raise CheckpointError(
+                f"{self._folder}: chat_template drops or reorders turns of prompt {prompt.id!r}; {TEMPLATE}"
             )
         return list(zip(pieces[::2], [*turns, None], strict=True))
 
-    def _control(self, text: str) -> list[int]:
-        self._tokenizer.encode_special_tokens = False
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def _template(self, prompt: Prompt) -> str:
+        template, file = self._settings.get("chat_template"), self._folder / "chat_template.jinja"
+        if template is None and file.is_file():
+            try:
+                return file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise CheckpointError(f"{file}: cannot be read ({error}); {TEMPLATE}") from error
+        if not isinstance(template, str):
+            found = "no chat_template" if template is None else f"chat_template = {template!r} is no text"
+            raise CheckpointError(
+                f"{self._folder}: {found}, which the chat prompt {prompt.id!r} needs; {TEMPLATE}"
+            )
+        return template
 
-    def _text(self, text: str) -> list[int]:
-        self._tokenizer.encode_special_tokens = True
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def _ids(self, text: str, control: bool = False) -> list[int]:
+        """Token ids of a text, in which names of control tokens are these tokens or, by default, text."""
+        self._tokenizer.encode_special_tokens = not control
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(
+                f"{self._folder}/tokenizer.json: cannot encode {text[:60]!r} ({error}); {FETCH}"
+            ) from error
 
 
 def token_sha256(ids: Sequence[int]) -> str:
@@ -181,27 +194,35 @@ def encode_all(config: Config) -> dict[str, list[int]]:
     Raises
     ------
     ConfigError
-        A prompt with its decode steps is longer than the model's positions, or one of its
-        ``rows`` lies behind its end.
+        A prompt with its decode steps is longer than the model's positions, one of its ``rows`` lies
+        behind its end, or one of its tokens behind the model's vocabulary.
     """
-    limit = model_config(config.checkpoint).get("max_position_embeddings")
-    if not isinstance(limit, int):
-        raise ConfigError(
-            f"{config.checkpoint}/config.json: max_position_embeddings = {limit!r} is no whole number"
-        )
+    sizes = load_config(config.checkpoint)
     tokenizer = PromptTokenizer(config.checkpoint)
     encoded: dict[str, list[int]] = {}
     for prompt in load_prompts(config.prompts):
-        ids = tokenizer.encode(prompt)
-        if len(ids) + config.decode_steps > limit:
-            raise ConfigError(
-                f"{config.prompts}: {prompt.id}: {len(ids)} tokens + {config.decode_steps} decode steps"
-                f" are over max_position_embeddings = {limit} of {config.checkpoint};"
-                f" shorten it to {limit - config.decode_steps} tokens"
-            )
-        if prompt.rows and prompt.rows[-1] >= len(ids):
-            raise ConfigError(
-                f"{config.prompts}: {prompt.id}: row {prompt.rows[-1]} lies behind its {len(ids)} tokens"
-            )
-        encoded[prompt.id] = ids
+        encoded[prompt.id] = tokenizer.encode(prompt)
+        _check(prompt, encoded[prompt.id], config, sizes, tokenizer)
     return encoded
+
+
+def _check(
+    prompt: Prompt, ids: Sequence[int], config: Config, sizes: ModelConfig, tokenizer: PromptTokenizer
+) -> None:
+    where, limit = f"{config.prompts}: {prompt.id}", sizes.max_position_embeddings
+    if not ids:
+        raise ConfigError(f"{where}: has no tokens; write a longer text")
+    if len(ids) + config.decode_steps > limit:
+        raise ConfigError(
+            f"{where}: {len(ids)} tokens + {config.decode_steps} decode steps"
+            f" are over max_position_embeddings = {limit} of {config.checkpoint};"
+            f" shorten it to {limit - config.decode_steps} tokens"
+        )
+    if prompt.rows and prompt.rows[-1] >= len(ids):
+        raise ConfigError(f"{where}: row {prompt.rows[-1]} lies behind its {len(ids)} tokens")
+    if max(ids) >= sizes.vocab_size:
+        raise CheckpointError(
+            f"{config.checkpoint}/tokenizer.json: token {max(ids)} ({tokenizer.name_of(max(ids))!r}) of prompt"
+            f" {prompt.id!r} is not below vocab_size = {sizes.vocab_size} of config.json: tokenizer and"
+            f" weights are not of one model; {FETCH}"
+        )

@@ -20,18 +20,18 @@ PAGE = Path("reports/index.html")
 def current(results: Path, variant: Variant, prompts: Sequence[str]) -> bool:
     """Whether the verdict on ``variant`` rests on files that are there and older than it."""
     below = [results / "metrics" / f"{variant.id}.parquet", *_dumps(results, variant, prompts)]
-    return _newest(results / "gates" / f"{variant.id}.json", below)
+    return newest(results / "gates" / f"{variant.id}.json", below)
 
 
 def _dumps(results: Path, variant: Variant, prompts: Sequence[str]) -> list[Path]:
     return [results / "variants" / variant.id / f"{prompt}.h5" for prompt in prompts]
 
 
-def _newest(path: Path, below: Sequence[Path]) -> bool:
+def newest(path: Path, below: Sequence[Path]) -> bool:
     """Whether ``path`` and what it rests on are there, and nothing of that is newer."""
     if not path.is_file() or not all(other.is_file() for other in below):
         return False
-    return max(other.stat().st_mtime_ns for other in below) <= path.stat().st_mtime_ns
+    return max((other.stat().st_mtime_ns for other in below), default=0) <= path.stat().st_mtime_ns
 
 
 def drop_stale(results: Path, config: Config, prompts: Sequence[str]) -> list[str]:
@@ -44,7 +44,7 @@ def drop_stale(results: Path, config: Config, prompts: Sequence[str]) -> list[st
             if verdict.is_file():
                 verdict.unlink()
         noise = results / "noise" / f"{variant.id}.parquet"
-        if not _newest(noise, _dumps(results, variant, prompts)):
+        if not newest(noise, _dumps(results, variant, prompts)):
             noise.unlink(missing_ok=True)
     return sorted(stale)
 
@@ -72,7 +72,7 @@ def complete(results: Path, config: Config, prompts: Sequence[str], target: str 
 def salvage(results: Path, config: Config, prompts: Sequence[str], target: str | None) -> str:
     """Render a page from what there is, unless there is one; return a line that says what it shows."""
     if complete(results, config, prompts, target):
-        return f"the audit is complete, and a rung of the spine failed: see {PAGE}"
+        return f"the audit is complete, and a rung of the spine did not pass: see {PAGE}"
     if len(drop_stale(results, config, prompts)) == len(list(config.ladder)):
         return "the run stopped before its first verdict; there is nothing to show yet"
     options = ["--results", str(results), "--config", str(config.path)]

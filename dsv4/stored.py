@@ -1,12 +1,11 @@
-"""Beneath the dumps: bits of BF16, hashes, and files that appear whole or not at all."""
+"""Beneath the dumps: bits of BF16, hashes, and a dump's hash beside it."""
 
-import errno
 import hashlib
-import os
-import socket
 from pathlib import Path
 
 import numpy as np
+
+from dsv4.files import fsync
 
 
 class DumpError(ValueError):
@@ -60,59 +59,15 @@ def same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-def alive(pid: int) -> bool:
-    """Whether a process of this machine lives."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def publish(temporary: Path, path: Path) -> None:
     """Make ``temporary`` durable as ``path``; until its hash stands beside it, it is refused."""
-    _fsync(temporary)
+    fsync(temporary)
     note = temporary.with_suffix(".sha256")
     try:
         note.write_text(f"{file_sha256(temporary)}  {path.name}\n")
-        _fsync(note)
+        fsync(note)
         temporary.replace(path)
         note.replace(sidecar(path))
-        _fsync(path.parent)
+        fsync(path.parent)
     finally:
         note.unlink(missing_ok=True)
-
-
-def cannot_write(path: Path, error: OSError) -> DumpError:
-    """Explain a write that the system refused."""
-    advice = {
-        errno.EACCES: "the folder is read-only; make it writable or choose another results folder",
-        errno.EROFS: "the file system is read-only; choose another results folder",
-        errno.ENOSPC: "the disk is full; free space and run again, finished dumps are kept",
-        errno.EDQUOT: "the quota is used up; free space and run again, finished dumps are kept",
-    }
-    return DumpError(f"{path}: cannot be written: {advice.get(error.errno or 0, error)}")
-
-
-def owner() -> str:
-    """Machine and process, for temporary names."""
-    return f"{socket.gethostname()}.{os.getpid()}"
-
-
-def remove_stale(path: Path) -> None:
-    """Remove temporary files that killed writers of ``path`` left on this machine."""
-    prefix = f".{path.name}.{socket.gethostname()}."
-    for old in path.parent.glob(f"{prefix}*.tmp"):
-        pid = old.name.removeprefix(prefix).split(".")[0]
-        if pid.isdigit() and not alive(int(pid)):
-            old.unlink(missing_ok=True)

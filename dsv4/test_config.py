@@ -1,12 +1,15 @@
 """What config.yaml may say, and what it is told otherwise."""
 
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dsv4 import config
-from dsv4.config import ConfigError, load
+from dsv4.config import CheckpointError, ConfigError, load
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "config.yaml").read_text()
@@ -79,6 +82,64 @@ def test_a_mistake_is_named_with_file_key_and_value(written, before, after, mess
     assert str(path) in str(caught.value)
 
 
+SCHEMA = yaml.safe_load((ROOT / "rules/config.schema.yaml").read_text())["properties"]
+INTEGERS = [key for key, rule in SCHEMA.items() if rule.get("type") == "integer"]
+NOT_WHOLE = [
+    "16.0",
+    "1.6e+1",
+    "16.5",
+    ".inf",
+    ".nan",
+    "true",
+    "off",
+    "'16'",
+    "[16]",
+    "{a: 16}",
+    "",
+    "2026-11-30",
+]
+
+
+@pytest.mark.parametrize("value", [*NOT_WHOLE, "-1", "99999999999999999999"])
+@pytest.mark.parametrize("key", INTEGERS)
+def test_what_is_no_whole_number_of_its_range_is_refused_by_key(written, key, value):
+    line = re.search(rf"^{key}: .*$", TEXT, re.MULTILINE)
+    with pytest.raises(
+        ConfigError, match=rf"config\.yaml: {key}: .* (is not of type|is (less|greater) than)"
+    ):
+        load(written(line[0], f"{key}: {value}"))
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "true", "'1'", "[1]", ""])
+def test_a_limit_that_is_no_finite_number_is_refused_by_name(written, value):
+    with pytest.raises(ConfigError, match=r"config\.yaml: tighten\.q\.cosine: .* is not of type 'number'"):
+        load(written("tighten: {}", f"tighten: {{q.cosine: {value}}}"))
+
+
+@pytest.mark.parametrize("key", ["1", "1.5", "true", "null", "2026-11-30", "[a, b]", "{a: b}"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("seed: 0", "seed: 0\n{}: 0"),
+        ("  P4:", "  {}: {{parent: B0_unfused, set: {{norm_quant: fused}}, why: a}}\n  P4:"),
+        ("{norm_quant: fused}", "{{{}: fused}}"),
+        ("tighten: {}", "tighten: {{{}: 0.1}}"),
+    ],
+    ids=["top", "ladder", "set", "tighten"],
+)
+def test_a_key_that_is_no_text_is_refused_with_its_line(written, before, after, key):
+    with pytest.raises(ConfigError, match=r"config\.yaml: .*key .* is no text; put it in quotes.* line \d+"):
+        load(written(before, after.format(key)))
+
+
+@pytest.mark.parametrize(
+    "value", ["2026-02-30", "!!int a", "9" * 5000, "[" * 5000, "&a [*a]", "&a {b: *a}", "!!python/name:os.x"]
+)
+def test_what_yaml_cannot_build_is_refused(written, value):
+    with pytest.raises(ConfigError, match=r"config\.yaml: "):
+        load(written("prompts: data/prompts.yaml", f"prompts: {value}"))
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"no\.yaml: cannot be read"):
         load(tmp_path / "no.yaml")
@@ -120,18 +181,55 @@ def test_the_run_is_named_by_model_weights_and_prompts(written, checkpoint):
     assert run().rsplit("-", 2)[1] != first.rsplit("-", 2)[1]
 
 
-def test_a_large_file_is_hashed_by_header_and_size(checkpoint, monkeypatch):
+HEADER = (8).to_bytes(8, "little") + b'{"a": 1}'
+
+
+@pytest.fixture
+def sha256(checkpoint, monkeypatch):
+    """Hash of a checkpoint with one file of these bytes, which counts as large."""
     monkeypatch.setattr(config, "HASH_WHOLE", 16)
-    file = checkpoint / "model.safetensors"
-    header = (8).to_bytes(8, "little") + b'{"a": 1}'
-    file.write_bytes(header + b"x" * 100)
-    first = config.checkpoint_sha256(checkpoint)
-    file.write_bytes(header + b"y" * 100)
-    assert config.checkpoint_sha256(checkpoint) == first  # the price of a cheap start
-    file.write_bytes(header.replace(b"a", b"b") + b"x" * 100)
-    renamed = config.checkpoint_sha256(checkpoint)
-    file.write_bytes(header + b"x" * 101)
-    assert len({first, renamed, config.checkpoint_sha256(checkpoint)}) == 3
+    monkeypatch.setattr(config, "SAMPLE", 4)
+
+    def hashed(content):
+        (checkpoint / "model.safetensors").write_bytes(content)
+        config._hash_files.cache_clear()  # a file of the same size may be written twice in one tick
+        return config.checkpoint_sha256(checkpoint)
+
+    return hashed
+
+
+def test_a_large_file_is_told_by_header_size_and_samples(sha256):
+    data = b"x" * 4096  # 64 samples of 4 bytes, 64.95 bytes apart
+    first = sha256(HEADER + data)
+    others = [
+        HEADER.replace(b"a", b"b") + data,
+        HEADER + data + b"x",
+        HEADER + b"y" + data[1:],
+        HEADER + data[:-1] + b"y",
+        *(HEADER + data[:k] + b"y" * 66 + data[k + 66 :] for k in range(0, 4030, 31)),
+    ]
+    assert first not in [sha256(content) for content in others]
+    assert first == sha256(HEADER + data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 5, 200, 256])
+def test_a_file_smaller_than_its_samples_is_hashed_whole(sha256, size):
+    contents = {HEADER + bytes(k == byte for k in range(size)) for byte in range(size + 1)}
+    assert len({sha256(content) for content in contents}) == len(contents)
+
+
+def test_a_checkpoint_of_hundreds_of_gigabytes_is_hashed_at_once(checkpoint):
+    with (checkpoint / "model.safetensors").open("wb") as file:
+        file.write(HEADER)
+        file.truncate(500 * 10**9)  # a hole: no byte of it is on the disk
+    started = time.monotonic()
+    config.checkpoint_sha256(checkpoint)
+    assert time.monotonic() - started < 10
+
+
+def test_a_small_checkpoint_keeps_its_hash_and_its_results():
+    name = config.run_id(load(ROOT / "config.yaml"))
+    assert name.startswith("nano-f9e7c37a-"), "results folders of earlier runs are named by it"
 
 
 def test_a_missing_shard_is_named(checkpoint):
@@ -139,13 +237,45 @@ def test_a_missing_shard_is_named(checkpoint):
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
     (checkpoint / "model-1.safetensors").write_bytes(b"")
     with pytest.raises(
-        ConfigError, match=r"missing model-2\.safetensors, named by model\.safetensors\.index\.json"
+        ConfigError, match=r"model-2\.safetensors: missing, named by model\.safetensors\.index\.json; fetch"
     ):
         config.checkpoint_files(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("", "no valid JSON"),
+        ("[]", "holds list, not an object"),
+        ("{}", "weight_map = None names no shards"),
+        ('{"weight_map": []}', r"weight_map = \[\] names no shards"),
+        ('{"weight_map": {}}', r"weight_map = \{\} names no shards"),
+        ('{"weight_map": "a"}', "weight_map = 'a' names no shards"),
+        ('{"weight_map": {"a": 1}}', r"weight_map\.a = 1 is no file's name"),
+        ('{"weight_map": {"a": "model.safetensors", "b": null}}', r"weight_map\.b = None is no file's name"),
+        ('{"weight_map": {"a": "model.safetensors", "b": 1}}', r"weight_map\.b = 1 is no file's name"),
+        (
+            '{"weight_map": {"a": ["model.safetensors"]}}',
+            r"weight_map\.a = \['model\.safetensors'\] is no file's",
+        ),
+        ('{"weight_map": {"a": {}}}', r"weight_map\.a = \{\} is no file's name"),
+    ],
+)
+def test_a_broken_index_is_named(checkpoint, index, message):
+    (checkpoint / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors\.index\.json: {message}.*; fetch"):
+        config.checkpoint_files(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "no\0such", "/"])
+def test_a_shard_that_cannot_be_a_file_is_missing(checkpoint, name):
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(CheckpointError, match=r"missing, named by"):
+        config.checkpoint_files(checkpoint)
+
+
 def test_an_empty_folder_is_no_checkpoint(tmp_path):
-    with pytest.raises(ConfigError, match=r"missing model\.safetensors; fetch it again"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors: missing; fetch"):
         config.checkpoint_files(tmp_path)
     with pytest.raises(ConfigError, match="no such folder"):
         config.model_config(tmp_path / "nowhere")

@@ -5,7 +5,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dsv4 import dump, stored
+from dsv4 import dump, files
 from dsv4.dump import DumpError, DumpReader, DumpWriter, from_bf16_bits, sidecar, to_bf16_bits
 
 ATTRS = {
@@ -208,9 +208,9 @@ def test_an_interrupted_write_leaves_the_old_dump(tmp_path, values):
 
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path, values, monkeypatch):
     write(tmp_path / "a.h5", values)
-    dead = tmp_path / f".a.h5.{stored.socket.gethostname()}.4194303.00.tmp"
+    dead = tmp_path / f".a.h5.{files.socket.gethostname()}.4194303.00.tmp"
     dead.touch()
-    monkeypatch.setattr(stored, "alive", lambda pid: pid != 4194303)
+    monkeypatch.setattr(files, "alive", lambda pid: pid != 4194303)
     write(tmp_path / "a.h5", values)
     assert not dead.exists()
 

@@ -1,12 +1,15 @@
 """The prompt file, and how prompts become token ids."""
 
 import json
-import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from dsv4 import preflight
 from dsv4.config import ConfigError, load
 from dsv4.prompts import Prompt, PromptTokenizer, encode_all, load_prompts, token_sha256
 
@@ -74,6 +77,9 @@ def test_the_hash_is_of_the_ids():
         ("[{id: a, kind: plain, text: x}, {id: a, kind: plain, text: y}]", "id 'a' stands twice"),
         ("[{id: a, kind: chat, turns: [{assistant: x}]}]", "a: turns must go user, assistant, ..., user"),
         ("[{id: a, kind: chat, turns: [{user: x}, {assistant: y}]}]", "a: turns must go user"),
+        ("[{id: a, kind: plain, text: x, rows: [1.0]}]", r"0\.rows\.0: 1\.0 is not of type 'integer'"),
+        ("[{id: a, kind: plain, text: x, rows: [true]}]", r"0\.rows\.0: True is not of type 'integer'"),
+        ("[{id: a, kind: plain, 1: x}]", "key 1 is no text"),
         ("[{id: a, kind: chat, turns: [{system: x}]}]", "unknown key 'system'; keys: user, assistant"),
     ],
 )
@@ -98,29 +104,106 @@ def test_what_the_model_cannot_take_is_refused(audit, tmp_path, prompt, message)
         encode_all(replace(audit, prompts=path))
 
 
+@pytest.fixture
+def broken(tmp_path, audit):
+    """A copy of nano's tokenizer and sizes, changed; returns an audit of it with a plain and a chat prompt."""
+
+    def make(settings=None, sizes=None, tokenizer=None, template=None):
+        for name, changes in (("tokenizer_config", settings), ("config", sizes), ("tokenizer", tokenizer)):
+            content = json.loads((NANO / f"{name}.json").read_text())
+            content = (
+                content | changes if isinstance(changes, dict) else content if changes is None else changes
+            )
+            (tmp_path / f"{name}.json").write_text(
+                content if isinstance(content, str) else json.dumps(content)
+            )
+        if template is not None:
+            (tmp_path / "chat_template.jinja").write_bytes(template)
+        (tmp_path / "model.safetensors").touch()
+        prompts = tmp_path / "prompts.yaml"
+        prompts.write_text("[{id: a, kind: plain, text: xyz}, {id: b, kind: chat, turns: [{user: xyz}]}]")
+        return replace(audit, checkpoint=tmp_path, prompts=prompts)
+
+    return make
+
+
+NO_TEMPLATE = {"chat_template": None}
+FAILS = r"chat_template fails on prompt 'b' .*; correct it in tokenizer_config\.json, or use plain prompts"
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("changes", "message"),
     [
-        ({"bos_token": "<|bos|>"}, "no chat_template, which the chat prompt 'a' needs"),
+        ({"settings": "[1]"}, r"tokenizer_config\.json: holds list, not an object of keys; fetch"),
+        ({"settings": "null"}, r"tokenizer_config\.json: holds NoneType, not an object of keys; fetch"),
+        ({"settings": "{"}, r"tokenizer_config\.json: no valid JSON .*; fetch"),
+        ({"settings": "[" * 100_000}, r"tokenizer_config\.json: no valid JSON .*; fetch"),
+        ({"settings": {"bos_token": None}}, "bos_token = None is no known token; fetch"),
+        ({"settings": {"bos_token": 256}}, "bos_token = 256 is no known token"),
+        ({"settings": {"bos_token": ["<|bos|>"]}}, r"bos_token = \['<\|bos\|>'\] is no known token"),
+        ({"settings": {"bos_token": {"content": "<s>"}}}, "bos_token = '<s>' is no known token"),
+        ({"settings": {"bos_token": {"content": 1}}}, "bos_token = 1 is no known token"),
+        ({"settings": {"bos_token": {}}}, "bos_token = None is no known token"),
+        ({"settings": NO_TEMPLATE}, "no chat_template, which the chat prompt 'b' needs; correct it"),
+        ({"settings": {"chat_template": 1}}, "chat_template = 1 is no text, which the chat prompt 'b' needs"),
+        ({"settings": {"chat_template": [{"name": "a"}]}}, r"chat_template = \[.*\] is no text"),
+        ({"settings": {"chat_template": "{{ messages[0].content"}}, FAILS),
+        ({"settings": {"chat_template": "{{ messages + 1 }}"}}, FAILS),
+        ({"settings": {"chat_template": "{{ 1 / 0 }}"}}, FAILS),
+        ({"settings": {"chat_template": "{{ messages[0].no.thing }}"}}, FAILS),
+        ({"settings": {"chat_template": "{{ raise_exception('no') }}"}}, FAILS),
+        ({"settings": {"chat_template": "{% for i in range(10**9) %}{% endfor %}"}}, FAILS),
+        ({"settings": {"chat_template": "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"}}, FAILS),
+        ({"settings": {"chat_template": "{{ ''.__class__.mro() }}"}}, FAILS),
+        ({"settings": {"eos_token": 1, "chat_template": "{{ eos_token + 'a' }}"}}, FAILS),
         (
-            {"bos_token": "<|bos|>", "chat_template": "{{ messages[0].content"},
-            "chat_template fails on prompt 'a'",
+            {"settings": {"chat_template": "x"}},
+            "chat_template drops or reorders turns of prompt 'b'; correct",
+        ),
+        ({"settings": NO_TEMPLATE, "template": b"\xff"}, r"chat_template\.jinja: cannot be read .*; correct"),
+        ({"tokenizer": "{}"}, r"tokenizer\.json: no valid tokenizer .*; fetch"),
+        (
+            {"tokenizer": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}},
+            "cannot encode",
         ),
         (
-            {"bos_token": "<|bos|>", "chat_template": "x"},
-            "chat_template drops or reorders turns of prompt 'a'",
+            {"sizes": {"vocab_size": 256}},
+            r"tokenizer\.json: token 256 \('<\|bos\|>'\) of prompt 'a' is not below",
         ),
+        (
+            {"sizes": {"vocab_size": 120}},
+            r"token 256 .* vocab_size = 120 of config\.json: .* not of one model",
+        ),
+        ({"sizes": {"vocab_size": 259}}, r"token 260 \('<\|end_of_turn\|>'\) of prompt 'b' is not below"),
+        ({"sizes": {"vocab_size": "320"}}, r"config\.json: vocab_size = '320' is not an integer"),
+        ({"sizes": {"max_position_embeddings": None}}, "max_position_embeddings = None is not an integer"),
     ],
 )
-def test_a_checkpoint_without_a_usable_template_is_refused(tmp_path, settings, message):
-    shutil.copy(NANO / "tokenizer.json", tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match=message):
-        PromptTokenizer(tmp_path).encode(Prompt(id="a", kind="chat", turns=(("user", "x"),)))
+def test_a_tokenizer_that_does_not_fit_is_refused_before_work_starts(broken, changes, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        preflight.check(broken(**changes))
+    assert str(caught.value).count("\n") == 0
 
 
-def test_a_token_that_the_tokenizer_does_not_know_is_refused(tmp_path):
-    shutil.copy(NANO / "tokenizer.json", tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>"}}')
-    with pytest.raises(ConfigError, match="bos_token = '<s>' is no known token"):
-        PromptTokenizer(tmp_path).encode(Prompt(id="a", kind="plain", text="x"))
+def test_a_tokenizer_neither_cuts_nor_pads_a_prompt(broken, audit):
+    cut = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    pad = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
+    pad |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+    tokens = encode_all(broken(tokenizer={"truncation": cut, "padding": pad}))
+    assert tokens["a"] == [BOS, *b"xyz"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = ["bos_token", "eos_token", "chat_template"]
+
+
+@given(settings=JSON | st.dictionaries(st.sampled_from(KEYS), JSON))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_json_as_settings_gives_tokens_or_a_refusal(broken, settings):
+    audit = broken(settings if isinstance(settings, dict) else json.dumps(settings))
+    with suppress(ConfigError):
+        assert all(encode_all(audit).values())

@@ -28,6 +28,7 @@ OPS = (
     "matmul",
     "mhc_rmsnorm_quantise_nvfp4",
     "nvfp4_quantise",
+    "page_slots",
     "q_norm_rope_quantise",
     "rmsnorm",
     "rmsnorm_quantise_nvfp4",

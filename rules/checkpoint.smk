@@ -1,4 +1,4 @@
-# model folder -> checkpoint.json: every tensor's format, shape and hash, and the checks that it passed.
+# model folder -> checkpoint.json: sizes, every tensor's format, every file's hash; written once all checks passed.
 
 
 rule checkpoint:

@@ -12,6 +12,7 @@ from dsv4.model.cache import Batch, Segment
 from kernels.gather_dequantise.kernel import gather_dequantise
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
 from kernels.kv_store.kernel import store, store_aligned
+from kernels.page_slots.kernel import key_slots, row_slots
 from kernels.q_norm_rope_quantise.kernel import norm_rope, norm_rope_quantise
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.q_norm_rope_quantise.ref import quantise as quantise_q
@@ -64,12 +65,12 @@ def kv(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
 
 def kv_store(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     """Kv (T, K) into the window pages of each sequence, in one launch; its taps are read back from there."""
-    slots = torch.empty(batch.rows, dtype=torch.int64, device=at.device)
-    for segment in batch.segments:
-        window: Any = segment.cache.layers[at.layer].window
-        count = segment.rows.stop - segment.rows.start
+    stores, counts = _stores(at, batch, "window"), _counts(batch)
+    for segment, window, count in zip(batch.segments, stores, counts, strict=True):
         window.reserve(segment.start + count)
-        slots[segment.rows] = window.slots(batch.positions[segment.rows])
+    slots = row_slots(
+        batch.positions, stores[0].tables(stores), stores[0].owners(counts), stores[0].pool.page_size
+    )
     pool = _pool(batch.segments[0], at.layer)
     parts = at.fused.take("kv", env["kv"])
     if parts is None:
@@ -113,7 +114,7 @@ def record_taps(pool: PagePool, slots: Tensor) -> tuple[Pending, Pending]:
 
 def attend(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     """Attention of all rows of the batch, then the inverse RoPE: attn_out (T, H, K) BF16, lse (T, H) FP32."""
-    slots = torch.cat(_padded([_slots(at, env, batch, segment) for segment in batch.segments]))
+    slots = _slots(at, env, batch)
     pool = _pool(batch.segments[0], at.layer)
     q = env["q"]
     if at.plan.q_format == "bf16":
@@ -175,27 +176,26 @@ def _attend(
     return sparse_attn_gathered(q[rows], keys, slots, sinks, scale=scale, into=into)
 
 
-def _slots(at: "KernelLayerStages", env: Env, batch: Batch, segment: Segment) -> Tensor:
-    """Slots of the keys of each row of a segment, (t, S) int64: its window, then its entries; -1 is no key."""
-    cache: Any = segment.cache.layers[at.layer]
-    positions = batch.positions[segment.rows]
-    span = torch.arange(at.config.sliding_window, device=at.device)
-    window = cache.window.slots(positions[:, None] - at.config.sliding_window + 1 + span)
-    if cache.entries is None:
-        return window
+def _stores(at: "KernelLayerStages", batch: Batch, name: str) -> list[Any]:
+    return [getattr(segment.cache.layers[at.layer], name) for segment in batch.segments]
+
+
+def _counts(batch: Batch) -> list[int]:
+    return [segment.rows.stop - segment.rows.start for segment in batch.segments]
+
+
+def _slots(at: "KernelLayerStages", env: Env, batch: Batch) -> Tensor:
+    """Slots of the keys of each row, (T, S) int32: its window, then its entries; -1 is no key."""
+    windows, entries = _stores(at, batch, "window"), _stores(at, batch, "entries")
+    owners, tables = windows[0].owners(_counts(batch)), windows[0].tables(windows)
+    on = {"window": at.config.sliding_window, "page_size": windows[0].pool.page_size}
+    if entries[0] is None:
+        return key_slots(batch.positions, owners, tables, **on)
+    args = batch.positions, owners, tables, entries[0].tables(entries)
     if at.config.kind(at.layer) == "csa":
-        chosen = env["topk"][segment.rows].long()
-    else:
-        every = torch.arange(cache.entries.rows, device=at.device)
-        visible = (positions + 1) // at.config.compress_ratios[at.layer]
-        chosen = torch.where(every < visible[:, None], every, -1)
-    return torch.cat((window, cache.entries.slots(chosen)), dim=-1)
-
-
-def _padded(parts: list[Tensor]) -> list[Tensor]:
-    """Lists of slots as int32 of one width; what is added is no key, and changes no bit of a row."""
-    width = max((part.shape[1] for part in parts), default=0)
-    return [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1).int() for part in parts]
+        return key_slots(*args, env["topk"], **on)
+    count = max(store.rows for store in entries)
+    return key_slots(*args, ratio=at.config.compress_ratios[at.layer], count=count, **on)
 
 
 STAGES: dict[str, Callable[["KernelLayerStages", Env, Batch], Written]] = {

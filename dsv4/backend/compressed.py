@@ -13,12 +13,13 @@ from dsv4.backend.scores import scores_by_einsum, scores_by_kernel
 from dsv4.backend.values import Pending
 from dsv4.backend.weights import NativeCompressor
 from dsv4.model.cache import Batch, Segment, Tail
-from dsv4.model.memory import Closed, first_tail, runs
+from dsv4.model.memory import Closed, first_tail
 from dsv4.model.records import Fp4Key
 from kernels.compress.kernel import compress as pool_windows
 from kernels.hadamard.ref import hadamard
 from kernels.index_key.kernel import store_index_keys
 from kernels.index_topk.kernel import index_topk
+from kernels.page_slots.kernel import row_slots
 from kernels.rmsnorm.kernel import rmsnorm
 from kernels.rope.kernel import rope
 
@@ -163,12 +164,12 @@ def _pool(
 
 def _entry_slots(at: "KernelLayerStages", closed: tuple[Closed, ...], which: str) -> tuple[Tensor, PagePool]:
     """Slots (E,) int64 of the entries that each segment closed, with pages for them, and their pool."""
-    slots = []
-    for run, _ in runs(closed):
-        store = getattr(run.segment.cache.layers[at.layer], which)
+    stores = [getattr(run.segment.cache.layers[at.layer], which) for run in closed]
+    for store, run in zip(stores, closed, strict=True):
         store.reserve(run.first + run.count)
-        slots.append(store.slots(run.entries))
-    return torch.cat(slots), store.pool
+    entries, first = torch.cat([run.entries for run in closed]), stores[0]
+    owners = first.owners([run.count for run in closed])
+    return row_slots(entries, first.tables(stores), owners, first.pool.page_size), first.pool
 
 
 STAGES: dict[str, Callable[["KernelLayerStages", Env, Batch], Written]] = {

@@ -80,7 +80,8 @@ class FixedStore:
         # a page that was given back holds rows that no later token sees
         pages = [max(page, 0) for page in store.table]
         self.table = torch.tensor(pages, dtype=torch.int64, device=store.pool.device)
-        self._table = self.table.int()
+        self.together = self.table.int()[None]
+        self.every = torch.zeros(1, dtype=torch.int32, device=store.pool.device)
 
     def reserve(self, rows: int) -> None:
         """Nothing: there are pages."""
@@ -89,9 +90,13 @@ class FixedStore:
         """Slots of rows of any shape, int64; negative rows stay -1."""
         return slots_of(rows, self.table, self.pool.page_size)
 
-    def page_table(self) -> Tensor:
-        """Pages in order, (M,) int32."""
-        return self._table
+    def tables(self, stores: "Sequence[FixedStore]") -> Tensor:
+        """Page tables of the stores of :func:`joined` caches: (B, M) int32."""
+        return self.together
+
+    def owners(self, counts: Sequence[int]) -> Tensor:
+        """Whose each of a step's rows is, one of each sequence: (B,) int32."""
+        return self.every
 
 
 class FixedCache:
@@ -121,6 +126,19 @@ class FixedCache:
                 store = layer.entries if name == "compressor" else layer.index
                 store.rows = length // window.ratio
         self.cache.advance(steps)
+
+
+def joined(caches: Sequence[FixedCache]) -> Sequence[FixedCache]:
+    """Caches of one batch: their stores have each other's page tables."""
+    for layers in zip(*(cache.layers for cache in caches), strict=True):
+        for name in ("window", "entries", "index"):
+            stores = [store for layer in layers if (store := getattr(layer, name)) is not None]
+            if stores:
+                together = torch.nn.utils.rnn.pad_sequence([store.table for store in stores], True).int()
+                every = torch.arange(len(stores), dtype=torch.int32, device=together.device)
+                for store in stores:
+                    store.together, store.every = together, every
+    return caches
 
 
 def _fixed(layer: PooledLayer, ratio: int, length: int, rows: int) -> SimpleNamespace:

@@ -10,6 +10,7 @@ from triton.runtime.jit import JITFunction
 
 _counters: list[Counter[str]] = []
 _paused = 0
+_withheld = 0
 
 
 @contextmanager
@@ -41,11 +42,25 @@ def uncounted() -> Iterator[None]:
         _paused -= 1
 
 
+@contextmanager
+def withheld() -> Iterator[Counter[str]]:
+    """Count launches, and make none: what they would write stays as it is."""
+    global _withheld
+    _withheld += 1
+    try:
+        with counted() as counter:
+            yield counter
+    finally:
+        _withheld -= 1
+
+
 def _counting(run: Callable[..., Any]) -> Callable[..., Any]:
     def counting(self: Any, *args: Any, warmup: bool = False, **kwargs: Any) -> Any:
         if not warmup and not _paused:
             for counter in _counters:
                 counter[_name(self.fn)] += 1
+        if _withheld:
+            return None
         return run(self, *args, warmup=warmup, **kwargs)
 
     return counting

@@ -5,11 +5,13 @@ slots (page * page_size + offset), for every sequence of a batch in one launch.
 """
 
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from dsv4.model.records import AlignedRecord, Fp8Record, Record
+from kernels.page_slots.ref import row_slots
 
 POISON = 0xFF  # NaN in every format of a record: a slot that is read before it is written shows
 ALIGN = 16  # bytes: where pages may start
@@ -130,16 +132,23 @@ class PooledStore:
             rows, torch.tensor(self.table, dtype=torch.int64, device=rows.device), self.pool.page_size
         )
 
-    def page_table(self) -> Tensor:
-        """Pages in order, (M,) int32."""
-        return torch.tensor(self.table, dtype=torch.int32, device=self.pool.device)
+    def tables(self, stores: "Sequence[PooledStore]") -> Tensor:
+        """Page tables of the stores of a batch's sequences, 0 beyond: (B, M) int32."""
+        width = max(max(len(store.table) for store in stores), 1)
+        padded = [store.table + [0] * (width - len(store.table)) for store in stores]
+        return torch.tensor(padded, dtype=torch.int32, device=self.pool.device)
+
+    def owners(self, counts: Sequence[int]) -> Tensor:
+        """Whose each row of a batch is, of so many rows a sequence: (T,) int32."""
+        every = torch.arange(len(counts), dtype=torch.int32)
+        return every.repeat_interleave(torch.tensor(counts)).to(self.pool.device)
 
 
 def slots_of(rows: Tensor, table: Tensor, page_size: int) -> Tensor:
-    """Slots of rows of any shape by a page table (M,) int64; negative rows stay -1."""
-    held = rows.clamp_min(0)
-    slot = table[held // page_size] * page_size + held % page_size
-    return torch.where(rows >= 0, slot, -1)
+    """Slots of rows of any shape by a page table (M,); negative rows stay -1."""
+    return row_slots(rows.flatten(), table[None], torch.zeros_like(rows).flatten(), page_size).view(
+        rows.shape
+    )
 
 
 def stored_bytes(pool: PagePool, slots: Tensor) -> tuple[Tensor, Tensor]:

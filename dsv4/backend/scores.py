@@ -113,10 +113,7 @@ def _query(
 def _paged(at: "KernelLayerStages", query: list[Any], limits: Tensor, group: tuple[Segment, ...]) -> Tensor:
     q, scales, weights = query
     stores: list[Any] = [segment.cache.layers[at.layer].index for segment in group]
-    tables = [store.page_table() for store in stores]
-    width = max(len(table) for table in tables)
-    table = torch.stack([torch.nn.functional.pad(one, (0, width - len(one))) for one in tables])
-    pool = stores[0].pool
+    table, pool = stores[0].tables(stores), stores[0].pool
     if at.plan.index_score == "fp8":
         return paged_index_logits(q, pool.pages, table, weights, limits, page_size=pool.page_size)
     return paged_index_logits_fp4(

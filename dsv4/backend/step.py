@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from dsv4.backend.cache import PooledCache
-from dsv4.backend.fixed import FixedCache
+from dsv4.backend.fixed import FixedCache, joined
 from dsv4.backend.model import KernelTransformer
 from dsv4.backend.paths import NoKernelError, emulated
 from dsv4.model.cache import Batch, Segment
+from dsv4.model.layer import rope_frequencies
 from dsv4.model.transformer import Probe, unchanged
 from kernels.rope.ref import cos_sin
 
@@ -65,15 +66,15 @@ class DecodeStep:
         self.positions = torch.tensor(lengths, device=model.device)
         self.tokens = torch.zeros_like(self.positions)
         ratios = model.config.compress_ratios
-        self.caches = [FixedCache(cache, ratios, cache.length + steps) for cache in caches]
+        self.caches = joined([FixedCache(cache, ratios, cache.length + steps) for cache in caches])
         self._angles = _angles(model, self.room)
         self._pages = self._in_pools()
         self._held: list[Any] = []
         self.logits = torch.empty(0)
         self._graph: torch.cuda.CUDAGraph | None = None
         if model.device.type == "cuda":
-            self._run()  # compiles; what it writes at these positions, the first step writes again
-            self._graph, self.logits = _captured(self._run)
+            self.run()  # compiles; what it writes at these positions, the first step writes again
+            self._graph, self.logits = _captured(self.run)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Append one token to each sequence: (B,) int64 to logits (B, V), on the device, good until the next call.
@@ -96,7 +97,7 @@ class DecodeStep:
     def replay(self) -> None:
         """Run the step at :attr:`positions` on :attr:`tokens`; a second time it gives the same."""
         if self._graph is None:
-            self.logits = self._run()
+            self.logits = self.run()
         else:
             self._graph.replay()
 
@@ -126,7 +127,8 @@ class DecodeStep:
                 streams = env["streams"]
         return found
 
-    def _run(self) -> Tensor:
+    def run(self) -> Tensor:
+        """Launch the step at :attr:`positions` on :attr:`tokens`, without a graph."""
         with self._fixed_shapes() as batch:
             return self.model.run(batch, self.probe)
 
@@ -163,10 +165,10 @@ def _captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph | None, Any]
 def _angles(model: KernelTransformer, rows: int) -> list[tuple[Tensor, Tensor]]:
     """Each layer's cosines and sines of positions 0 to ``rows``, made on the CPU as eager steps do."""
     positions, kinds, found = torch.arange(rows), {}, []
-    for layer, stages in enumerate(model.stages):
+    for layer in range(model.config.num_hidden_layers):
         kind = model.config.kind(layer) == "window"
         if kind not in kinds:
-            cos, sin = cos_sin(positions, stages.frequencies)
+            cos, sin = cos_sin(positions, rope_frequencies(model.config, layer))
             kinds[kind] = cos.to(model.device), sin.to(model.device)
         found.append(kinds[kind])
     return found

@@ -1,5 +1,7 @@
 """The second opinion as a model that isolated mode can drive."""
 
+from typing import ClassVar
+
 from dsv4.floor.accumulation import FP32, Accumulation
 from dsv4.floor.dither import Dither
 from dsv4.floor.stages import FloorHead, FloorLayer
@@ -12,6 +14,8 @@ from dsv4.plan import Plan
 
 class FloorModel:
     """Every stage in FP64 under ``plan``, dithered by ``seed`` (None: not at all) as ``sums`` are kept."""
+
+    carries: ClassVar[bool] = False  # a compressor is given a sequence's rows whole
 
     def __init__(
         self,

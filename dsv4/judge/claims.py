@@ -10,9 +10,11 @@ from typing import Any
 
 import yaml
 
+from dsv4.dump import DumpError
 from dsv4.judge import claims_counted as counted
 from dsv4.judge import claims_measured as measured
 from dsv4.judge.evidence import Evidence, Finding
+from dsv4.ladder import LadderError
 
 FILE = Path(__file__).resolve().parents[2] / "data" / "claims.yaml"
 CHECKS: Mapping[str, Callable[[Evidence], Finding]] = {
@@ -49,7 +51,10 @@ def judge_claims(evidence: Evidence) -> list[dict[str, Any]]:
         if "not_run" in claim:
             rows.append(row | {"state": "not_run", "measured": None, "reason": claim["not_run"]})
             continue
-        holds, text = CHECKS[claim["check"]](evidence)
+        try:
+            holds, text = CHECKS[claim["check"]](evidence)
+        except (DumpError, LadderError) as error:
+            holds, text = None, str(error)
         state = "not_run" if holds is None else "holds" if holds else "does_not"
         measured, reason = (None, text) if holds is None else (text, "")
         rows.append(row | {"state": state, "measured": measured, "reason": reason})

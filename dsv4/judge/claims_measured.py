@@ -1,8 +1,11 @@
 """Claims about the audited model: from its manifest, its measurements and its reference dumps."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from dsv4.dump import DumpReader
 from dsv4.judge.evaluate import layer_value, select
@@ -33,10 +36,11 @@ def kv_fp4_compounds(evidence: Evidence) -> Finding:
         return None, gap
     lines = []
     for name in ("KV_nvfp4", "B0"):
-        frame = evidence.table(name)[0]  # type: ignore[index]
-        free = select(frame[frame["step"] < 0], mode="compounded", against="plain", part="all")
-        kl = layer_value(select(free, tap="logits"), "kl_nats")
-        far = layer_value(select(free, tap="attn_out"), "rel_l2")
+        free = _rows(evidence, name, mode="compounded", against="plain")
+        logits, outputs = select(free, tap="logits"), select(free, tap="attn_out")
+        if gap := _gap(name, logits["kl_nats"]) or _gap(name, outputs["rel_l2"]):
+            return None, gap
+        kl, far = layer_value(logits, "kl_nats"), layer_value(outputs, "rel_l2")
         ends = f"{far.iloc[0]:.2g} in layer 0, {far.iloc[-1]:.2g} in the last"
         lines.append(f"{name}: KL {kl.iloc[0]:.2g} nats, attn_out off by {ends}")
     depth = len(evidence.sizes.compress_ratios)
@@ -50,22 +54,40 @@ def rope_bf16(evidence: Evidence) -> Finding:
         return None, gap
     found = {}
     for name in ("B1", "B1_rope_fp8"):
-        frame = evidence.table(name)[0]  # type: ignore[index]
-        found[name] = float(select(frame, against="B0", tap="attn_out", part="all")["cos"].min())
+        cosines = _rows(evidence, name, mode="isolated", against="B0", tap="attn_out")["cos"]
+        if gap := _gap(name, cosines):
+            return None, gap
+        found[name] = float(cosines.min())
     drop = found["B1"] - found["B1_rope_fp8"]
     advice = "keep BF16" if drop > 1 - found["B1"] else "may adopt"
     text = f"lowest cosine with B0: {found['B1']:.6f} with rope in BF16, {found['B1_rope_fp8']:.6f} in FP8: {advice}"
     return advice == "may adopt", f"{text} (kept where FP8 rope would more than double 1 - cosine)"
 
 
+def _rows(evidence: Evidence, name: str, **where: str) -> pd.DataFrame:
+    """Measurements of a measured rung's whole taps, those with rows; decode steps by themselves are left out."""
+    frame = evidence.table(name)[0]  # type: ignore[index]
+    return select(frame[(frame["step"] < 0) & (frame["rows"] > 0)], part="all", **where)
+
+
+def _gap(name: str, values: pd.Series) -> str:
+    """Why no number can be drawn from these: there are none, or one is NaN; or ""."""
+    if values.empty:
+        return f"{name} has no such measurements in this run"
+    return (
+        f"{name} has NaN or Inf there: {values.isna().sum()} of {len(values)} tensors"
+        if values.isna().any()
+        else ""
+    )
+
+
 def index_fp4(evidence: Evidence) -> Finding:
     """Overlap of B2_fp4's choice with ``trained``'s on the same inputs."""
     if gap := needs_rungs(evidence, "B2_fp4"):
         return None, gap
-    frame = evidence.table("B2_fp4")[0]  # type: ignore[index]
-    rows = select(
-        frame[frame["step"] < 0], mode="isolated", against="trained", tap="index_scores", part="all"
-    )
+    rows = _rows(evidence, "B2_fp4", mode="isolated", against="trained", tap="index_scores")
+    if gap := _gap("B2_fp4", rows["rel_l2"]):
+        return None, gap
     rows = rows[rows["margin_min"].notna()]
     if rows.empty:
         return None, "no row had more entries than index_topk"
@@ -83,6 +105,8 @@ def residual_magnitude(evidence: Evidence) -> Finding:
     peaks = _peaks(evidence.table(name)[1]) if name else []  # type: ignore[index]
     if not peaks:
         return None, "no rung has recorded its residual's magnitude"
+    if not np.isfinite(peaks).all():
+        return None, f"the residual of {name} has NaN or Inf in its free run"
     cells = [f"{layer}: {peak:.0f} ({_ulp(peak):g})" for layer, peak in enumerate(peaks)]
     return max(
         peaks
@@ -105,18 +129,26 @@ def mhc_non_expansive(evidence: Evidence) -> Finding:
     """Row and column sums and the spectral norm of every comb in the reference's dumps."""
     worst = {"row sums": 0.0, "column sums": 0.0, "spectral norm": 0.0}
     files = sorted((evidence.results / "reference").glob("*.h5"))
-    for path in files:
-        with DumpReader(path) as dump:
-            for phase in PHASES:
-                for layer in dump.layers("compounded", phase):
-                    for tap in ("attn_comb", "moe_comb"):
-                        if dump.has("compounded", phase, layer, tap):
-                            _note_combs(worst, dump.get("compounded", phase, layer, tap).astype(np.float64))
+    for place, comb in (found for path in files for found in _combs(path)):
+        if not np.isfinite(comb).all():
+            return None, f"{place} holds NaN or Inf"
+        _note_combs(worst, comb)
     if not worst["spectral norm"]:
         return None, "no reference dump holds comb"
     text = f"over {len(files)} prompts: spectral norm at most {worst['spectral norm']:.6f}, row sums within"
     text += f" {worst['row sums']:.1e} of 1, column sums within {worst['column sums']:.1e}"
     return worst["spectral norm"] <= 1 + 1e-3, text
+
+
+def _combs(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Every comb of a reference dump and its place."""
+    with DumpReader(path) as dump:
+        for phase in PHASES:
+            for layer in dump.layers("compounded", phase):
+                for tap in ("attn_comb", "moe_comb"):
+                    if dump.has("compounded", phase, layer, tap):
+                        comb = dump.get("compounded", phase, layer, tap).astype(np.float64)
+                        yield f"{path.name}: {phase}/{layer}/{tap}", comb
 
 
 def _note_combs(worst: dict[str, float], comb: np.ndarray) -> None:

@@ -1,7 +1,6 @@
 """Collect an audit: all verdicts and measurements in one file each, and the plan's claims."""
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -13,15 +12,43 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from dsv4.config import Config, load
+from dsv4.files import write_json, write_parquet
 from dsv4.identity import git_state, versions
 from dsv4.judge.claims import judge_claims
 from dsv4.judge.evidence import Evidence
-from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict, write_json
+from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict
 from dsv4.judge.measure import arguments
 from dsv4.judge.times import read_times, with_time
 from dsv4.ladder import State, Variant
+from dsv4.prompts import load_prompts
+from dsv4.run.console import main_guard
+from dsv4.salvage import current, newest
 
 NEEDED_FROM = 256.0  # max abs X from which a BF16 ULP is 2: under it an FP32 residual cannot matter
+
+
+def published(
+    results: Path, config: Config, variant: Variant, target: str | None = None
+) -> dict[str, Any] | None:
+    """Verdict of a rung, unless what it stands on did not pass or it is one that nothing renewed.
+
+    Files of earlier runs stay: above a rung that failed since, and of rungs on request, which ``all`` does not run.
+    """
+    verdict = read_verdict(results, variant.id)
+    if verdict is None or blocker(results, config, variant):
+        return None
+    return (
+        None if variant.on_request and not target and _expired(results, config, variant, verdict) else verdict
+    )
+
+
+def _expired(results: Path, config: Config, variant: Variant, verdict: Mapping[str, Any]) -> bool:
+    """Whether dumps, measurements or the verdicts below it are newer than a verdict, or it is of another change."""
+    path = results / "gates" / f"{variant.id}.json"
+    below = [path.with_name(f"{rung.id}.json") for rung in config.ladder.lineage(variant.id)[:-1]]
+    prompts = [prompt.id for prompt in load_prompts(config.prompts)]
+    same = all(verdict.get(name) == header(variant)[name] for name in ("parent", "change"))
+    return not (same and current(results, variant, prompts) and newest(path, below))
 
 
 def unjudged(results: Path, config: Config, variant: Variant) -> dict[str, Any]:
@@ -43,8 +70,10 @@ def unjudged(results: Path, config: Config, variant: Variant) -> dict[str, Any]:
 
 def _residual(results: Path, config: Config, variant: Variant) -> dict[str, Any]:
     """B5 is needed only where repetition sets in early, and can matter only where |X| is large."""
-    evidence = Evidence(results, config, "")
-    for ancestor in reversed(config.ladder.lineage(variant.id)[:-1]):
+    below = config.ladder.lineage(variant.id)[:-1]
+    judged = [rung.id for rung in below if published(results, config, rung)]
+    evidence = Evidence(results, config, "", judged)
+    for ancestor in reversed(below):
         table = evidence.table(ancestor.id)
         entries = table[1].exercised.values() if table else ()
         peak = max((max(entry.get("residual_absmax") or [0.0]) for entry in entries), default=0.0)
@@ -57,10 +86,17 @@ def _residual(results: Path, config: Config, variant: Variant) -> dict[str, Any]
     return {"status": State.NOT_RUN, "reasons": [how]}
 
 
+def wanted(config: Config, target: str | None) -> list[Variant]:
+    """A variant and its ancestors, or the whole ladder."""
+    return config.ladder.lineage(target) if target else list(config.ladder)
+
+
 def collect(results: Path, config: Config, target: str | None = None) -> dict[str, Any]:
     """Verdicts of the ladder, or of a variant and its ancestors, as ``gates.json`` holds them."""
-    wanted = config.ladder.lineage(target) if target else list(config.ladder)
-    verdicts = [read_verdict(results, rung.id) or unjudged(results, config, rung) for rung in wanted]
+    verdicts = [
+        published(results, config, rung, target) or unjudged(results, config, rung)
+        for rung in wanted(config, target)
+    ]
     times = read_times(results)
     verdicts = [with_time(verdict, times) for verdict in verdicts]
     manifest = _manifest(results)
@@ -110,12 +146,7 @@ def concatenate(files: Sequence[Path], path: Path) -> int:
     """Join the variants' tables into one Parquet file; number of rows."""
     tables = [pq.read_table(file).replace_schema_metadata(None) for file in files]
     table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        pq.write_table(table, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_parquet(path, table)
     return table.num_rows
 
 
@@ -129,9 +160,10 @@ def main() -> int:
     options = arguments(__doc__, "target").parse_args()
     config = load(options.config)
     gates = collect(options.results, config, options.target)
-    names = [verdict["id"] for verdict in gates["variants"]]
+    rungs = wanted(config, options.target)
+    names = [rung.id for rung in rungs if published(options.results, config, rung, options.target)]
     rows = concatenate(metrics_files(options.results, names), options.results / "metrics.parquet")
-    claims = judge_claims(Evidence(options.results, config, gates["device"] or "none"))
+    claims = judge_claims(Evidence(options.results, config, gates["device"] or "none", names))
     write_json(options.results / "claims.json", claims)
     write_json(options.results / "gates.json", gates)
     counts = {state: sum(v["status"] == state for v in gates["variants"]) for state in State}
@@ -143,4 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main_guard(main)

@@ -1,4 +1,4 @@
-"""The last rule: exit 1 if a spine rung failed. The audit itself is complete either way."""
+"""The last rule: exit 0 only if every spine rung that was asked for passed, or is not needed."""
 
 import argparse
 import json
@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsv4.files import write_whole
 from dsv4.ladder import State
+from dsv4.run.console import main_guard
 
 DONE = "enforced.ok"
+GOOD = (State.PASS, State.NOT_NEEDED)
 
 
 def lineage(verdicts: Mapping[str, Mapping[str, Any]], target: str) -> list[str]:
@@ -23,21 +26,31 @@ def lineage(verdicts: Mapping[str, Mapping[str, Any]], target: str) -> list[str]
 
 
 def culprits(gates: Mapping[str, Any], target: str | None = None) -> list[Mapping[str, Any]]:
-    """Failed spine rungs, of the whole ladder or among the target and its ancestors; leaves never count."""
+    """Spine rungs that did not pass, of the whole ladder or among the target and its ancestors; leaves never count.
+
+    Without those that only wait for another culprit below them, and those on request that are no target.
+    """
     verdicts = {verdict["id"]: verdict for verdict in gates["variants"]}
-    names = lineage(verdicts, target) if target else list(verdicts)
+    asked = (
+        lineage(verdicts, target) if target else [v for v in verdicts if not verdicts[v].get("on_request")]
+    )
+    stopped = [name for name in asked if verdicts[name].get("spine") and verdicts[name]["status"] not in GOOD]
     return [
         verdicts[name]
-        for name in names
-        if verdicts[name]["status"] == State.FAIL and verdicts[name].get("spine")
+        for name in stopped
+        if verdicts[name]["status"] == State.FAIL or not set(lineage(verdicts, name)[1:]) & set(stopped)
     ]
 
 
-def explain(failed: Sequence[Mapping[str, Any]]) -> str:
-    """What failed and where, one line a rung."""
-    lines = [f"{verdict['id']}: {(verdict.get('reasons') or ['failed'])[0]}" for verdict in failed]
-    head = "The audit is complete, and these rungs do not hold (the report is written; reports/index.html):"
-    return "\n".join([head, *(f"  {line}" for line in lines)])
+def explain(stopped: Sequence[Mapping[str, Any]]) -> str:
+    """What did not pass and where, one line a rung; a state but failure is named."""
+    whole = all(verdict["status"] in (State.FAIL, State.CANNOT_MEASURE) for verdict in stopped)
+    head = f"The audit is {'' if whole else 'not '}complete, and these rungs of the spine did not pass"
+    lines = [f"{head} (the report is written: reports/index.html):"]
+    for verdict in stopped:
+        state = "" if verdict["status"] == State.FAIL else f"{verdict['status'].replace('_', ' ')}: "
+        lines.append(f"  {verdict['id']}: {state}{(verdict.get('reasons') or ['no reason is given'])[0]}")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,13 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not path.exists():
         print(f"error: {path} is not there; the audit did not get so far: run snakemake all", file=sys.stderr)
         return 1
-    failed = culprits(json.loads(path.read_text()), options.target)
-    if failed:
-        print(explain(failed), file=sys.stderr)
+    gates = json.loads(path.read_text())
+    judged = [verdict["id"] for verdict in gates["variants"]]
+    asked = options.target or "all"
+    if not judged or asked not in ("all", *judged):
+        print(f"error: {path} has no verdict on {asked}; run snakemake {asked}", file=sys.stderr)
         return 1
-    done.write_text("no spine rung failed\n")
+    if stopped := culprits(gates, options.target):
+        print(explain(stopped), file=sys.stderr)
+        return 1
+    write_whole(done, b"every spine rung asked for passed\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main_guard(main)

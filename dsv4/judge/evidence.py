@@ -1,7 +1,7 @@
 """What an audit has to measure the plan's claims with."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ import pandas as pd
 from dsv4.config import Config, model_config
 from dsv4.judge.launches import Sizes
 from dsv4.judge.measure import Notes, read
+from dsv4.ladder import LadderError
 from dsv4.plan import flatten
 
 OPS_FILE = Path(__file__).with_name("claims_ops.json")
@@ -28,11 +29,13 @@ class Evidence:
     results : folder of the run.
     config : its configuration.
     device : where it ran.
+    rungs : ids of those whose measurements count; None: every table that is there.
     """
 
     results: Path
     config: Config
     device: str
+    rungs: Collection[str] | None = None
     _tables: dict[str, tuple[pd.DataFrame, Notes] | None] = field(default_factory=dict)
 
     @cached_property
@@ -46,11 +49,15 @@ class Evidence:
         return json.loads(OPS_FILE.read_text())["values"]
 
     def plan(self, name: str) -> dict[str, str]:
-        """Flattened plan of a rung."""
+        """Flattened plan of a rung; LadderError if this ladder has none of that name."""
+        if name not in self.config.ladder:
+            raise LadderError(f"the ladder has no rung {name}")
         return flatten(self.config.ladder[name].plan)
 
     def table(self, name: str) -> tuple[pd.DataFrame, Notes] | None:
-        """Measurements of a rung, or None if it was not measured."""
+        """Measurements of a rung, or None if it was not measured or they do not count."""
+        if self.rungs is not None and name not in self.rungs:
+            return None
         if name not in self._tables:
             path = self.results / "metrics" / f"{name}.parquet"
             self._tables[name] = read(path) if name in self.config.ladder and path.exists() else None
@@ -59,5 +66,6 @@ class Evidence:
 
 def needs_rungs(evidence: Evidence, *names: str) -> str:
     """Why a check cannot be made: rungs without measurements; or ""."""
-    missing = [name for name in names if evidence.table(name) is None]
+    tables = {name: evidence.table(name) for name in names}
+    missing = [name for name, table in tables.items() if table is None or table[0].empty]
     return f"not measured in this run: {', '.join(missing)}" if missing else ""

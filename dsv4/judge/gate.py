@@ -4,7 +4,6 @@ On failure the culprit is confirmed by repeat, revert and re-apply (``python -m 
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,33 +13,36 @@ from typing import Any
 from rich.console import Console
 
 from dsv4.config import Config, ConfigError, load, model_config
+from dsv4.files import write_json
 from dsv4.judge import summary
 from dsv4.judge.claims_by_field import SILENT, claimed
-from dsv4.judge.evaluate import Finding, findings, other_path, select
+from dsv4.judge.evaluate import Finding, findings, other_path, place, select
 from dsv4.judge.launches import Sizes
 from dsv4.judge.limits import Limit, LimitError, tightened
 from dsv4.judge.measure import Notes, arguments, read
 from dsv4.ladder import LadderError, State, Variant
 from dsv4.plan import flatten
+from dsv4.run.console import main_guard
 from dsv4.taps import BY_NAME
 
 ABA = "dsv4.run.aba"
 SCHEMA = 1
+UNJUDGED = "whether the code computes its plan was not judged"
 Confirm = Callable[[Finding], tuple[dict[str, Any] | None, str]]
 
 
 def blocker(results: Path, config: Config, variant: Variant) -> tuple[str, State] | None:
-    """What a rung waits for: the lowest spine rung below it that did not hold, else the nearest not run.
+    """What a rung waits for: the lowest rung below it that did not hold, else the nearest not run.
 
     A rung above a failure, however far, thus names the failure and not its neighbour that was blocked by it.
+    All below it are asked: above a failure there may be passes of an earlier run.
     """
     unmet: list[tuple[str, State]] = []
-    for rung in reversed([rung for rung in config.ladder.lineage(variant.id)[:-1] if rung.spine]):
+    for rung in reversed(config.ladder.lineage(variant.id)[:-1]):
         verdict = read_verdict(results, rung.id)
         state = State(verdict["status"]) if verdict else State.NOT_RUN
-        if state == State.PASS:  # so did all below it
-            break
-        unmet.append((rung.id, state))
+        if state != State.PASS:
+            unmet.append((rung.id, state))
     stopped = [(name, state) for name, state in unmet if state not in (State.NOT_RUN, State.BLOCKED)]
     return stopped[-1] if stopped else unmet[0] if unmet else None
 
@@ -57,6 +59,7 @@ def header(variant: Variant) -> dict[str, Any]:
         "id": variant.id,
         "parent": variant.parent,
         "spine": variant.spine,
+        "on_request": variant.on_request,
         "change": {name: list(pair) for name, pair in variant.change.items()},
         "why": variant.why,
     }
@@ -95,10 +98,10 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
     sizes = Sizes.of(model_config(config.checkpoint))
     found = findings(frame, notes, applied, plan, variant.change) + other_path(plan, sizes, notes)
     silent = _fallback(variant, frame)
-    unexercised = summary.own_path(variant.change, notes)
+    unjudged = _unjudged(variant, frame, notes)
     verdict = header(variant) | describe(config, variant, frame, notes, applied)
     verdict["culprit"] = _culprit(found[0], notes) if found else None
-    state, reasons = _state(found, silent, unexercised, notes)
+    state, reasons = _state(found, silent, unjudged)
     if found and confirm:
         verdict["confirmed"], note = confirm(found[0])
         reasons += [note] if note else []
@@ -108,18 +111,27 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
     return verdict
 
 
-def _state(
-    found: list[Finding], silent: str, unexercised: list[str], notes: Notes
-) -> tuple[State, list[str]]:
+def _state(found: list[Finding], silent: str, unjudged: list[str]) -> tuple[State, list[str]]:
     if found or silent:
         return State.FAIL, [finding.text for finding in found] + ([silent] if silent else [])
+    return (State.CANNOT_MEASURE if unjudged else State.PASS), unjudged
+
+
+def _unjudged(variant: Variant, frame: Any, notes: Notes) -> list[str]:
+    """Sentences: what must be judged before a rung without a finding may pass, and was not."""
+    lines = []
     if not notes.floor:
-        return State.CANNOT_MEASURE, ["no noise floor: whether the code computes its plan was not judged"]
-    if unexercised:
-        return State.CANNOT_MEASURE, [
-            f"not exercised on the changed op's own path: {text}" for text in unexercised
-        ]
-    return State.PASS, []
+        lines.append(f"no noise floor: {UNJUDGED}")
+    elif notes.unfloored:
+        _, layer, tap = notes.unfloored[0]
+        more = f" and at {len(notes.unfloored) - 1} more" if len(notes.unfloored) > 1 else ""
+        lines.append(f"no noise floor at {place(layer, tap)}{more}: {UNJUDGED} there")
+    elif summary.fidelity(frame)[0] in (None, "not_exercised"):
+        lines.append(f"no tap holds anything: {UNJUDGED}")
+    if variant.parent and select(frame, against="parent").empty:
+        lines.append(f"no tap was compared with {variant.parent}'s: what the change moves was not measured")
+    own = summary.own_path(variant.change, frame, notes)
+    return lines + [f"not exercised on the changed op's own path: {text}" for text in own]
 
 
 def _fallback(variant: Variant, frame: Any) -> str:
@@ -172,7 +184,8 @@ def describe(
         "commit": _commit(notes),
         "label": notes.labels.get("label"),
         "device": notes.labels.get("device"),
-        "taps": list(notes.taps),
+        "taps": [sum(counts) for counts in zip(*notes.taps.values(), strict=True)],
+        "taps_by_mode": notes.taps,
         "declared_missing": notes.declared,
         "cos": summary.cosines(frame, notes),
         "fidelity": word,
@@ -225,17 +238,6 @@ def confirm_by_aba(results: Path, config: Config, name: str) -> Confirm:
     return confirm
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def main() -> int:
     """Gate ``--variant``; 1 only for a configuration that cannot be used."""
     options = arguments(__doc__, "variant").parse_args()
@@ -254,4 +256,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main_guard(main)

@@ -30,6 +30,7 @@ class Expected:
 MHC_FUSED = "mhc_rmsnorm_quantise_nvfp4._mhc_rmsnorm_quantise_kernel"
 NORM_FUSED = "rmsnorm_quantise_nvfp4._rmsnorm_quantise_kernel"
 QUANTISE = "nvfp4_quantise._nvfp4_quantise_kernel"
+QUANTISE_LONG = "nvfp4_quantise._nvfp4_quantise_long_kernel"  # attention's output of more than 64 heads
 Q_BF16, Q_FP8 = (
     f"q_norm_rope_quantise.{name}" for name in ("_norm_rope_kernel", "_norm_rope_quantise_kernel")
 )
@@ -57,7 +58,7 @@ def expected(plan: Mapping[str, str], sizes: Sizes) -> Iterator[Expected]:
     apart = plan["norm_quant"] == "unfused"  # one gsa a launch is made by the format's own functions
     yield of("attn_in", 2 * layers * mhc, MHC_FUSED)
     yield of("attn_in", 2 * layers * norm + layers * q_a, NORM_FUSED)
-    yield of("attn_in_q", layers * (PROJECTIONS + 2 * apart + (not q_a)), QUANTISE)
+    yield of("attn_in_q", layers * (PROJECTIONS + 2 * apart + (not q_a)), QUANTISE, QUANTISE_LONG)
     yield of("attn_in", 2 * layers * (not mhc) + 1, "hc.collapse_kernel")  # and the head's
     narrow, emulated = plan["q_format"] != "bf16", plan["kv_format"] == "nvfp4"
     yield of("q", layers * (not narrow), Q_BF16)

@@ -7,8 +7,6 @@ A dump that is refused is a result, not a crash: no rows, and the message.
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +21,14 @@ from rich.progress import track
 
 from dsv4.config import Config, load
 from dsv4.dump import DumpError, DumpReader
+from dsv4.files import write_parquet
 from dsv4.judge.compare import COLUMNS, CompareError, compare
 from dsv4.judge.quantisation import Points, weight_formats
 from dsv4.judge.verdict import Draws, judge
 from dsv4.ladder import Ladder, Variant
 from dsv4.plan import flatten
 from dsv4.prompts import load_prompts
+from dsv4.run.console import main_guard
 from dsv4.taps import MODEL, MODES, PHASES, TAPS, layer_taps
 
 BASELINE = "B0"  # the plan's baseline: attn_out of every rung above it is compared with it by name
@@ -46,20 +46,21 @@ class Notes:
     error : why there are no rows, or "".
     missing : ``[mode, phase, layer, tap]`` that the variant should have dumped and did not.
     declared : taps that an adapter declared it cannot give.
-    taps : (layer, tap) pairs dumped, and expected.
+    taps : by mode, (layer, tap) pairs dumped, and all that the model has.
     exercised : by prompt, what the run reached (clamp hits, pages, ...).
     positions : by prompt, the last token position measured.
     decode : by prompt, the position of the first decode step.
     labels : identity of the code and machine that ran.
     launches : of kernels in one decode step, ``op.function`` -> how many; empty on refs.
     points : what happened at the quantisation points, see :meth:`dsv4.judge.quantisation.Points.lines`.
-    floor, parent : whether those dumps were there.
+    floor, parent : whether those dumps were there, of every prompt.
+    unfloored : ``[phase, layer, tap]`` that the floor does not hold, or holds without draws.
     """
 
     error: str = ""
     missing: list[list[Any]] = field(default_factory=list)
     declared: list[str] = field(default_factory=list)
-    taps: tuple[int, int] = (0, 0)
+    taps: dict[str, list[int]] = field(default_factory=dict)
     exercised: dict[str, Any] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     decode: dict[str, int] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Notes:
     points: list[dict[str, Any]] = field(default_factory=list)
     floor: bool = False
     parent: bool = False
+    unfloored: list[list[Any]] = field(default_factory=list)
 
 
 def lineage_has(ladder: Ladder, variant: Variant, name: str) -> bool:
@@ -110,8 +112,10 @@ class Measurer:
         self.results, self.ladder, self.variant = results, ladder, variant
         self.notes, self.frames = Notes(), list[pd.DataFrame]()
         self.draws: list[list[np.ndarray]] = []
+        self._floors = list[bool]()
         self.points = Points(flatten(variant.plan), weight_formats(results))
-        self._dumped, self._expected = set[tuple[Any, str]](), set[tuple[Any, str]]()
+        self._dumped = {mode: set[tuple[Any, str]]() for mode in MODES}
+        self._all = set[tuple[Any, str]]()
 
     def prompt(self, prompt: str) -> None:
         """Measure one prompt's dump against everything that is there."""
@@ -129,7 +133,7 @@ class Measurer:
                 with DumpReader(self.results / "plain" / file, {**same, "kind": "plain"}) as plain:
                     self.frames.append(compare(test, plain, modes=MODES, against="plain"))
                 self._ancestors(test, file, same)
-                self._floor(test, file, same)
+                self._floors.append(self._floor(test, trained, file, same))
 
     def _ancestors(self, test: DumpReader, file: str, same: Mapping[str, Any]) -> None:
         folder = self.results / "variants"
@@ -144,18 +148,23 @@ class Measurer:
                 only = frozenset({"attn_out"})
                 self.frames.append(compare(test, base, modes=("isolated",), against=BASELINE, only=only))
 
-    def _floor(self, test: DumpReader, file: str, same: Mapping[str, Any]) -> None:
+    def _floor(self, test: DumpReader, trained: DumpReader, file: str, same: Mapping[str, Any]) -> bool:
         path = self.results / "floor" / self.variant.id / file
         if not path.exists():
-            return
+            return False
         with DumpReader(path, {**same, "kind": "floor", "plan": flatten(self.variant.plan)}) as floor:
-            self.notes.floor = True
+            self.notes.unfloored += [
+                [phase, -1 if layer == MODEL else layer, tap]
+                for phase, layer, tap in expected_taps(trained, "isolated")
+                if not floor.has("isolated", phase, layer, tap)
+            ]
             frame = compare(test, floor, modes=("isolated",), against="floor")
             for row in frame[frame["part"] == "all"].itertuples():
                 layer = MODEL if row.layer == -1 else row.layer
                 attrs = floor.dataset_attrs("isolated", str(row.phase), layer, str(row.tap))  # type: ignore[arg-type]
                 self.draws.append([np.asarray(attrs.get(name, ()), float) for name in DRAWS])
             self.frames.append(frame)
+        return True
 
     def _note(self, prompt: str, test: DumpReader, trained: DumpReader) -> None:
         notes = self.notes
@@ -168,17 +177,19 @@ class Measurer:
         steps = trained.rows("compounded", "decode")
         notes.decode[prompt] = int(steps[0]) if len(steps) else -1
         for mode in MODES:
-            for phase, layer, tap in expected_taps(trained, mode):
-                self._expected.add((layer, tap))
+            due = set(expected_taps(trained, mode))
+            for phase, layer, tap in expected_taps(trained, "isolated"):  # every tap that there is
+                self._all.add((layer, tap))
                 if test.has(mode, phase, layer, tap):
-                    self._dumped.add((layer, tap))
-                elif tap not in notes.declared:
+                    self._dumped[mode].add((layer, tap))
+                elif (phase, layer, tap) in due and tap not in notes.declared:
                     notes.missing.append([mode, phase, layer, tap])
-        notes.taps = len(self._dumped), len(self._expected)
+        notes.taps = {mode: [len(dumped), len(self._all)] for mode, dumped in self._dumped.items()}
 
     def table(self) -> pd.DataFrame:
         """All rows, the floor's with their verdicts; the notes are whole then too."""
         self.notes.points = self.points.lines()
+        self.notes.floor = bool(self._floors) and all(self._floors)
         frame = pd.concat(self.frames, ignore_index=True)
         rows = frame[(frame["against"] == "floor") & (frame["part"] == "all")]
         if len(rows):
@@ -186,6 +197,8 @@ class Measurer:
             variants = len(self.ladder.default())
             found = judge(rows, draws, flatten(self.variant.plan), variants=variants)
             frame.loc[rows.index, ["verdict", "excess"]] = found
+            undrawn = rows.loc[found["verdict"] == "", ["phase", "layer", "tap"]]
+            self.notes.unfloored += undrawn.to_numpy(object).tolist()
         return frame[list(COLUMNS)]
 
 
@@ -217,13 +230,7 @@ def write(path: Path, frame: pd.DataFrame, notes: Notes) -> None:
     table = table.replace_schema_metadata(
         {**(table.schema.metadata or {}), METADATA: json.dumps(vars(notes))}
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        pq.write_table(table, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_parquet(path, table)
 
 
 def read(path: Path) -> tuple[pd.DataFrame, Notes]:
@@ -257,4 +264,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main_guard(main)

@@ -12,6 +12,7 @@ Stated for every metric:
 * No rows at all: metrics are NaN, counts 0.
 """
 
+import math
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -194,7 +195,7 @@ def visible(scores: Array) -> Array:
 
 def _counts(ids: Array, width: int) -> tuple[Array, Array]:
     """How often each id in ``[0, width)`` occurs per row ``[..., width]``, and ids outside it but -1."""
-    rows = ids.reshape(-1, ids.shape[-1]).astype(np.int64)
+    rows = ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1]).astype(np.int64)
     good = (rows >= 0) & (rows < width)
     slots = np.where(good, rows, width) + np.arange(len(rows))[:, None] * (width + 1)
     counts = np.bincount(slots.ravel(), minlength=len(rows) * (width + 1)).reshape(len(rows), width + 1)

@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsv4.judge.claims_by_field import NEEDS, WORDS
+from dsv4.judge.claims_by_field import CLAIMS, NEEDS, WORDS
 from dsv4.judge.evaluate import layer_value, select
 from dsv4.judge.launches import Sizes, cache_bytes, key_bytes, launches, step_bytes
 from dsv4.judge.limits import Limit
 from dsv4.judge.measure import Notes
-from dsv4.taps import BY_NAME
+from dsv4.taps import BY_NAME, TAPS
 
 SHOWN = ("attn_out", "moe_out")  # one number a layer on the report's first screen
+IDLE = "no prompt gave it anything to choose from or to store"
 FIDELITY = ("outside", "within", "bit_equal", "not_exercised")  # worst first
 
 
@@ -148,22 +149,33 @@ def not_exercised(frame: pd.DataFrame, notes: Notes) -> list[str]:
         for name, (least, words) in WORDS.items()
         if found.get(name, 0.0) < least
     ]
-    rows = select(frame, against="floor", mode="isolated", part="all")
-    for tap, group in rows.groupby("tap", sort=False, observed=True):
-        if (group["verdict"] == "not_exercised").all():
-            lines.append(f"{tap}: no prompt gave it anything to choose from or to store")
-    return lines
+    return lines + [f"{tap}: {IDLE}" for tap in _idle(frame)]
 
 
-def own_path(changed: Iterable[str], notes: Notes) -> list[str]:
-    """Sentences: what the changed op's own path needed and no prompt reached."""
+def own_path(changed: Iterable[str], frame: pd.DataFrame, notes: Notes) -> list[str]:
+    """Sentences: what the changed op's own path needed and no prompt reached, and its taps that say nothing."""
     found = reached(notes)
-    return [
+    changed = list(changed)
+    lines = [
         f"{field}: {WORDS[name][1]} (reached {found.get(name, 0.0):g}, needs {least:g}); give it a prompt that does"
         for field in changed
         for name, least in NEEDS.get(field, {}).items()
         if found.get(name, 0.0) < least
     ]
+    idle = _idle(frame)
+    for field, tap in ((field, tap) for field in changed for tap in TAPS if tap.stage in CLAIMS[field]):
+        if tap.name in notes.declared:
+            lines.append(f"{field}: {tap.name} ({tap.stage}) is declared missing")
+        elif tap.name in idle:
+            lines.append(f"{field}: {tap.name} ({tap.stage}): {IDLE}; give it a prompt that does")
+    return lines
+
+
+def _idle(frame: pd.DataFrame) -> list[str]:
+    """Taps that no prompt gave anything to judge."""
+    rows = select(frame, against="floor", mode="isolated", part="all")
+    by_tap = rows.groupby("tap", sort=False, observed=True)["verdict"]
+    return [str(tap) for tap, verdicts in by_tap if (verdicts == "not_exercised").all()]
 
 
 def cost(

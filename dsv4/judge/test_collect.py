@@ -26,6 +26,7 @@ from dsv4.judge.launches import (
     record_bytes,
     step_bytes,
 )
+from dsv4.ladder import State
 from dsv4.plan import Plan, change, choices, flatten
 from dsv4.taps import STAGES
 
@@ -245,6 +246,39 @@ class TestEnforce:
     )
     def test_who_is_to_blame(self, target, names):
         assert [verdict["id"] for verdict in culprits(GATES, target)] == names
+
+    @pytest.mark.parametrize("state", list(State))
+    def test_only_a_pass_and_what_is_not_needed_exit_0(self, tmp_path, capsys, state):
+        rungs = [{"id": "B0", "parent": None, "spine": True, "status": "pass"}]
+        rungs += [{"id": "B1", "parent": "B0", "spine": True, "status": state, "reasons": ["why"]}]
+        rungs += [{"id": "KV", "parent": "B0", "spine": False, "status": state}]
+        rungs += [{"id": "B5", "parent": "B1", "spine": True, "on_request": True, "status": "not_run"}]
+        write_json(tmp_path / "gates.json", {"variants": rungs})
+        good = state in (State.PASS, State.NOT_NEEDED)
+        assert enforce_main(["--results", str(tmp_path)]) == (not good)
+        said = capsys.readouterr().err
+        words = "" if state == State.FAIL else f"{state.replace('_', ' ')}: "
+        assert (f"  B1: {words}why" in said) == (not good)
+        assert "KV" not in said
+        assert "B5" not in said
+        assert ("The audit is complete" in said) == (state in (State.FAIL, State.CANNOT_MEASURE))
+        assert (tmp_path / "enforced.ok").exists() == good
+        assert enforce_main(["--results", str(tmp_path), "--target", "KV"]) == 0
+        assert enforce_main(["--results", str(tmp_path), "--target", "B5"]) == 1
+
+    @pytest.mark.parametrize("state", ["fail", "cannot_measure", "not_run", "blocked"])
+    def test_who_waits_for_a_culprit_is_none(self, state):
+        rungs = [{"id": "B0", "parent": None, "spine": True, "status": state}]
+        rungs += [{"id": "B1", "parent": "B0", "spine": True, "status": "blocked"}]
+        rungs += [{"id": "B2", "parent": "B1", "spine": True, "status": "not_run"}]
+        assert [verdict["id"] for verdict in culprits({"variants": rungs})] == ["B0"]
+
+    @pytest.mark.parametrize(("rungs", "target"), [([], "all"), (GATES["variants"], "B9")])
+    def test_what_was_never_judged_did_not_pass(self, tmp_path, capsys, rungs, target):
+        write_json(tmp_path / "gates.json", {"variants": rungs})
+        asked = [] if target == "all" else ["--target", target]
+        assert enforce_main(["--results", str(tmp_path), *asked]) == 1
+        assert f"has no verdict on {target}; run snakemake {target}" in capsys.readouterr().err
 
     def test_it_exits_1_and_names_them(self, tmp_path, capsys):
         write_json(tmp_path / "gates.json", GATES)

@@ -1,14 +1,18 @@
 import json
 
+import h5py
 import numpy as np
 import pytest
 
 from dsv4.config import ConfigError
 from dsv4.judge import gate as gate_module
-from dsv4.judge.conftest import EXERCISED
+from dsv4.judge.conftest import EXERCISED, RATIOS
 from dsv4.judge.gate import confirm_by_aba, gate, main, write_json
 from dsv4.judge.limits import LimitError
+from dsv4.judge.measure import DRAWS
 from dsv4.ladder import LadderError, State
+from dsv4.stored import file_sha256, sidecar
+from dsv4.taps import BY_NAME, TAPS, layer_taps
 
 
 def at(tap, layer=1, mode=None, phase=None):
@@ -38,8 +42,9 @@ def judged(audit, name="B0_unfused", change=None, **options):
 
 
 def passing(audit, name):
-    """Pretend that a rung was judged and passed."""
-    write_json(audit.results / "gates" / f"{name}.json", {"id": name, "status": "pass"})
+    """Pretend that a rung and all that it stands on were judged and passed."""
+    for rung in audit.config.ladder.lineage(name):
+        write_json(audit.results / "gates" / f"{rung.id}.json", {"id": rung.id, "status": "pass"})
 
 
 def test_a_correct_bottom_rung_passes(audit):
@@ -47,7 +52,11 @@ def test_a_correct_bottom_rung_passes(audit):
     assert verdict["status"] == State.PASS, verdict["reasons"]
     assert verdict["fidelity"] == "bit_equal"
     assert verdict["culprit"] is None
-    assert verdict["taps"][0] == verdict["taps"][1]
+    counts = verdict["taps_by_mode"]
+    assert verdict["taps"] == [sum(pair) for pair in zip(*counts.values(), strict=True)]
+    every = sum(len(layer_taps(ratio)) for ratio in RATIOS) + 2
+    free = sum(len(layer_taps(ratio, "compounded")) for ratio in RATIOS) + 2
+    assert counts == {"isolated": [every, every], "compounded": [free, every]}
     assert verdict["reasons"][0].endswith("within its noise")
     assert verdict["cos"]["per_layer"] == pytest.approx([1, 1], abs=1e-5)
     assert verdict["cos"]["worst"]["tap"] == "attn_out"
@@ -118,7 +127,8 @@ def test_a_missing_tap_fails_unless_declared(audit):
     assert "layer 1, lse (attend) was not dumped" in verdict["reasons"][0]
     verdict = judged(audit, change=leave, declared_missing=["lse"])
     assert verdict["status"] == State.PASS
-    assert verdict["taps"][0] == verdict["taps"][1] - 1
+    every = verdict["taps_by_mode"]["isolated"][1]
+    assert verdict["taps_by_mode"]["isolated"] == [every - 1, every]
 
 
 def test_logits_shifted_by_one_label_fail_in_the_free_run(audit):
@@ -142,6 +152,45 @@ def test_without_a_floor_fidelity_cannot_be_judged(audit):
     verdict = judged(audit, floor=False)
     assert verdict["status"] == State.CANNOT_MEASURE
     assert "no noise floor" in verdict["reasons"][0]
+
+
+LAYER_TAPS = [
+    *(tap.name for tap in layer_taps(RATIOS[1])),
+    *(tap.name for tap in TAPS if tap.where == "model"),
+]
+
+
+@pytest.mark.parametrize("tap", LAYER_TAPS)
+def test_a_tap_that_the_floor_has_not_is_no_pass(audit, tap):
+    audit.floor("B0_unfused", lambda m, p, layer, spec, x: None if spec.name == tap and layer != 0 else x)
+    verdict = judged(audit, floor=False)
+    assert verdict["status"] == State.CANNOT_MEASURE
+    where = "after the last layer" if BY_NAME[tap].where == "model" else "layer 1"
+    assert f"no noise floor at {where}, {tap} ({BY_NAME[tap].stage}) and at 1 more" in verdict["reasons"][0]
+
+
+@pytest.mark.parametrize(
+    "draws", [None, [], [np.nan] * 8, [*[1e-5] * 7, np.nan]], ids=["gone", "none", "NaN", "one NaN"]
+)
+@pytest.mark.parametrize("tap", ["q", "lse", "topk", "kv_bytes", "index_scores"])
+def test_a_tap_whose_floor_was_not_drawn_is_no_pass(audit, tap, draws):
+    strip(audit.floor("B0_unfused"), f"isolated/decode/1/{tap}", draws)
+    verdict = judged(audit, floor=False)
+    assert verdict["status"] == State.CANNOT_MEASURE
+    place = f"layer 1, {tap} ({BY_NAME[tap].stage})"
+    says = f"no noise floor at {place}: whether the code computes its plan was not judged there"
+    assert verdict["reasons"] == [says]
+
+
+def strip(audit, tap, draws):
+    """Take a tensor's draws out of a floor, or put others in."""
+    path = audit.results / "floor" / "B0_unfused" / "one.h5"
+    with h5py.File(path, "a") as file:
+        for name in DRAWS:
+            del file[tap].attrs[name]
+            if draws is not None:
+                file[tap].attrs[name] = draws
+    sidecar(path).write_text(file_sha256(path))
 
 
 def test_blocked_by_the_nearest_spine_rung(audit):

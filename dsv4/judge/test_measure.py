@@ -6,9 +6,9 @@ from dsv4.dump import DumpReader
 from dsv4.judge.compare import COLUMNS, compare
 from dsv4.judge.conftest import POSITIONS, Audit, bf16
 from dsv4.judge.evaluate import select
-from dsv4.judge.measure import read
+from dsv4.judge.measure import measure, read
 from dsv4.stored import file_sha256, sidecar
-from dsv4.taps import BY_NAME
+from dsv4.taps import BY_NAME, MODES
 
 
 def one(frame, **where):
@@ -137,9 +137,18 @@ def test_missing_taps_are_listed_unless_declared(audit):
     leave = lambda m, p, layer, tap, x: None if tap.name == "lse" and layer == 1 else x  # noqa: E731
     _, notes = audit.variant("B0_unfused", leave).measured("B0_unfused")
     assert ["isolated", "decode", 1, "lse"] in notes.missing
-    assert notes.taps == (notes.taps[1] - 1, notes.taps[1])
+    assert notes.taps["isolated"][0] == notes.taps["isolated"][1] - 1
     _, notes = audit.variant("B0_unfused", leave, declared_missing=["lse"]).measured("B0_unfused")
     assert (notes.missing, notes.declared) == ([], ["lse"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_taps_are_counted_mode_by_mode(audit, mode):
+    whole = audit.variant("B0_unfused").measured("B0_unfused")[1].taps
+    assert whole["isolated"][0] == whole["isolated"][1] == whole["compounded"][1] > whole["compounded"][0]
+    leave = lambda m, p, layer, tap, x: None if (tap.name, layer, m) == ("lse", 1, mode) else x  # noqa: E731
+    found = audit.variant("B0_unfused", leave, declared_missing=["lse"]).measured("B0_unfused")[1].taps
+    assert found == whole | {mode: [whole[mode][0] - 1, whole[mode][1]]}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +170,19 @@ def test_dumps_of_another_run_are_a_result_not_a_crash(audit, attrs, message):
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(notes.error)
     assert read(audit.results / "metrics" / "B0_unfused.parquet")[1].error == notes.error
+
+
+def test_a_floor_of_some_prompts_is_no_floor(audit):
+    audit.variant("B0_unfused")
+    for folder in ("reference", "plain", "variants/B0_unfused", "floor/B0_unfused"):
+        for name in ("one.h5", "one.h5.sha256"):
+            path = audit.results / folder / name
+            path.with_name(name.replace("one", "two")).write_bytes(path.read_bytes())
+    ladder, prompts = audit.config.ladder, ["one", "two"]
+    assert measure(audit.results, ladder, "B0_unfused", prompts)[1].floor
+    (audit.results / "floor" / "B0_unfused" / "two.h5").unlink()
+    notes = measure(audit.results, ladder, "B0_unfused", prompts)[1]
+    assert (notes.error, notes.floor) == ("", False)
 
 
 def test_a_truncated_dump_is_named(audit):

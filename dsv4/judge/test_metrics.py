@@ -186,6 +186,12 @@ def test_no_cut_no_margin():
     assert math.isnan(got["margin_min"])
 
 
+def test_rows_that_choose_nothing():
+    nothing = np.empty((1, 3, 0), np.int32)
+    columns = choice_columns(nothing, nothing, None, 8)
+    assert (columns["overlap"][0], columns["invalid"][0], columns["changed"][0]) == (1.0, 0, 0.0)
+
+
 def test_no_choices_at_all():
     columns = choice_columns(np.empty((1, 0, 4), np.int32), np.empty((1, 0, 4), np.int32), None, NEVER)
     assert math.isnan(columns["overlap"][0])

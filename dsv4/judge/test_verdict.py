@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from dsv4.judge.conftest import bf16
-from dsv4.judge.parts import Stack, scale_columns
+from dsv4.judge.parts import TRIM, Stack, scale_columns
 from dsv4.judge.verdict import Draws, codes, judge
 from dsv4.taps import BY_NAME
 
@@ -27,9 +27,9 @@ def e4m3(x):
 class Site:
     """A tap: values that are computed in FP32 and stored by ``store``."""
 
-    def __init__(self, store, tap="attn_in", seed=0):
+    def __init__(self, store, tap="attn_in", seed=0, rows=ROWS):
         self.rng, self.store, self.tap = np.random.default_rng(seed), store, tap
-        self.exact = self.rng.standard_normal((LAYERS * PROMPTS, ROWS, SIZE)).astype(np.float32)
+        self.exact = self.rng.standard_normal((LAYERS * PROMPTS, rows, SIZE)).astype(np.float32)
         self.emulation = store(self.exact)
         self.drawn = [self.statistics(store(self.noisy())) for _ in range(DRAWS)]
 
@@ -50,7 +50,7 @@ class Site:
         }
 
     def trimmed(self, values):
-        stack = Stack(BY_NAME[self.tap], (0,), values, self.emulation, False, np.arange(ROWS))
+        stack = Stack(BY_NAME[self.tap], (0,), values, self.emulation, False, np.arange(self.exact.shape[1]))
         return {name: column for name, column in scale_columns(stack).items() if name.startswith("trim")}
 
     def verdicts(self, values):
@@ -60,8 +60,8 @@ class Site:
         frame = pd.DataFrame(found).assign(
             tap=self.tap,
             layer=np.repeat(np.arange(LAYERS), PROMPTS),
-            rows=ROWS,
-            elements=ROWS * SIZE,
+            rows=self.exact.shape[1],
+            elements=self.exact[0].size,
             equal=found["changed"] == 0,
             nonfinite=0.0,
             margin_min=np.nan,
@@ -86,12 +86,47 @@ STORES = {
 
 
 @pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("gap", [np.nan, np.inf])
+def test_a_tensor_without_draws_has_no_verdict_and_takes_no_test_from_the_others(store, gap):
+    site = Site(*STORES[store])
+    wrong = site.store(site.noisy())
+    wrong[7] *= np.float32(1.001)
+    whole = site.verdicts(wrong)
+    for draw in site.drawn:
+        for column in draw.values():
+            column[3] = gap
+    found = site.verdicts(wrong)
+    assert (found.loc[3, "verdict"], np.isnan(found.loc[3, "excess"])) == ("", True)
+    assert found.loc[7, "verdict"] == whole.loc[7, "verdict"] == "outside"
+    others = np.delete(np.arange(LAYERS * PROMPTS), 3)
+    assert (found.loc[others, "excess"] >= 0.9 * whole.loc[others, "excess"]).all()
+
+
+@pytest.mark.parametrize("store", STORES)
 def test_two_builds_of_the_same_code_are_never_flagged(store):
     """20 runs of 40 tensors, each with noise of its own."""
     site = Site(*STORES[store])
     for _ in range(20):
         found = site.verdicts(site.store(site.noisy()))
         assert set(found["verdict"]) <= {"within", "bit_equal"}, found["excess"].max()
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_two_builds_of_tensors_of_two_rows_are_never_flagged(store):
+    site = Site(*STORES[store], rows=TRIM)
+    for _ in range(20):
+        assert "outside" not in set(site.verdicts(site.store(site.noisy()))["verdict"])
+
+
+def test_a_gain_in_tensors_of_two_rows_is_outside():
+    """Each alone is no more than its worst rows, and those may be a code off; so many of a layer may not."""
+    site = Site(bf16, "routed", rows=TRIM)
+    values = site.store(site.noisy())
+    layer = slice(3 * PROMPTS, 4 * PROMPTS)
+    values[layer] = site.store(1.05 * site.exact[layer])
+    verdicts = site.verdicts(values)["verdict"].to_numpy()
+    assert set(verdicts[layer]) == {"outside"}
+    assert "outside" not in set(np.delete(verdicts, np.r_[layer]))
 
 
 @pytest.mark.parametrize(

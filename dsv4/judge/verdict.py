@@ -25,7 +25,9 @@ layer and over the tap:
 
 A code or a scale that sits on a tie inside the stage flips in some runs and may do so in none of
 the draws; it changes one row. So both leave out the worst rows (parts.TRIM), and the worst row
-itself is tested apart: it may be off by one step of the coarsest code on its path.
+itself is tested apart: it may be off by one step of the coarsest code on its path. Of a tensor of
+no more rows than that nothing would be left: it is judged whole, and as many of a layer are
+forgiven.
 
 Both also by *rank*, since rare large events hide a small shift of every tensor from a sum: a
 correct tensor is beyond its own D draws with probability 1/(D + 1), so the number of tensors of
@@ -42,6 +44,7 @@ import numpy as np
 import pandas as pd
 
 from dsv4.judge.metrics import Array
+from dsv4.judge.parts import TRIM
 from dsv4.judge.tails import most_hits, next_count, unseen
 from dsv4.taps import BY_NAME
 
@@ -86,6 +89,8 @@ def codes(tap: str, plan: Mapping[str, str]) -> str:
 def judge(rows: pd.DataFrame, draws: Draws, plan: Mapping[str, str], *, variants: int) -> pd.DataFrame:
     """Verdict and ``excess`` (largest statistic over its bound) of each row of a floor comparison.
 
+    A row without draws has none: "" and NaN, and the bounds of the others are without it.
+
     Parameters
     ----------
     rows : part "all" of the comparison with the floor, with parts.SCALE; one row a tensor.
@@ -98,12 +103,15 @@ def judge(rows: pd.DataFrame, draws: Draws, plan: Mapping[str, str], *, variants
     alpha = FAMILY / (TESTS * max(groups, 1) * max(variants, 1))
     for tap in rows["tap"].unique():
         where = np.flatnonzero(rows["tap"] == tap)
-        mine = Draws(*(getattr(draws, name)[where] for name in ("distance", "worst", "changed")))
-        part = rows.iloc[where]
-        excess = _Tap(part, mine, str(tap), codes(str(tap), plan), alpha).excess()
+        mine = [getattr(draws, name)[where] for name in ("distance", "worst", "changed")]
+        drawn = np.isfinite(np.concatenate(mine, axis=1)).all(1)
+        part, excess = rows.iloc[where], np.full(len(where), np.nan)
+        if drawn.any():
+            own = Draws(*(values[drawn] for values in mine))
+            excess[drawn] = _Tap(part[drawn], own, str(tap), codes(str(tap), plan), alpha).excess()
         verdict = np.where(excess > 1.0, "outside", "within").astype(object)
-        verdict[np.isnan(excess)] = ""  # no draws: the floor says nothing
         verdict[part["equal"].to_numpy(bool)] = "bit_equal"
+        verdict[~drawn] = ""  # the floor says nothing
         idle = (part["elements"] == 0) | (
             (tap == "topk") & part["margin_min"].isna() & (part["changed"] == 0)
         )
@@ -137,16 +145,16 @@ class _Tap:
         return self.rows[name].to_numpy(float)
 
     def excess(self) -> Array:
-        """Largest statistic over its bound, by tensor; NaN where there are no draws."""
-        if not self.exposures:
-            return np.full(len(self.rows), np.nan)
+        """Largest statistic over its bound, by tensor."""
         values = self.kind not in ("ids", "bytes")
         self.dense = values and float(np.nanmean(self.draws.changed)) > DENSE
         tests: list[Array] = []
         if not self.dense:
             drawn = self.draws.changed * self.elements[:, None]
             changed = np.nan_to_num(self.column("changed"), nan=1.0) * self.elements
-            tests += [self._by_group(*self._counts()), self._by_rank(changed, drawn, 1.0)]
+            trimmed, extent, bounds = self._counts()
+            tests += [self._by_group(trimmed, extent, bounds), self._short(changed, bounds[0])]
+            tests.append(self._by_rank(changed, drawn, 1.0))
         if self.kind == "lse":
             drawn, least = self.draws.distance, FP32 * self.column("amax")
             tests.append(self._largest(self.column("trim_abs"), drawn, least))
@@ -154,10 +162,18 @@ class _Tap:
             tests.append(self._by_rank(self.column("max_abs"), drawn, least))
         elif values:
             one = self.step * self.column("peak_row") + FP32
-            tests.append(self._by_group(*self._distances()))
+            trimmed, extent, bounds = self._distances()
+            whole = np.nan_to_num(self.column("rel_l2"), nan=np.inf) ** 2
+            tests += [self._by_group(trimmed, extent, bounds), self._short(whole, bounds[0])]
             tests.append(self._by_rank(self.column("rel_l2"), self.draws.distance, FP32))
             tests.append(self._largest(self.column("rel_l2_worst"), self.draws.worst, one))
         return np.fmax.reduce(tests)
+
+    def _short(self, found: Array, bound: Array) -> Array:
+        """Excess of tensors that have no rows but their worst, where more than :data:`TRIM` of a layer are beyond."""
+        over = np.where(self.column("rows") <= TRIM, found / np.maximum(bound, 1e-300), 0.0)
+        many = _sum((over > 1.0).astype(float), self.groups[1]) > TRIM
+        return np.where(many | (over <= 1.0), over, 0.0)
 
     def _by_rank(self, found: Array, drawn: Array, least: Array | float) -> Array:
         """Excess over the largest of a tensor's own draws, where too many tensors of a group are beyond."""

@@ -1,6 +1,5 @@
 """Load a Hugging Face DSV4 folder: every tensor is found, its format told, its values checked."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dsv4.model.config import CheckpointError, ModelConfig, load_config
+from dsv4.config import FETCH, CheckpointError, weight_files
+from dsv4.model.config import ModelConfig, load_config
 from dsv4.model.names import expected_shapes
 from dsv4.model.weights import (
     CompressorWeights,
@@ -32,7 +32,6 @@ PACKED: dict[torch.dtype, WeightFormat] = {  # matrices that are stored as codes
     torch.float8_e4m3fn: "fp8",
 }
 INTEGERS = (torch.int64, torch.int32)
-FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
 CONVERT = "convert the checkpoint to a format of DSV4 (NVFP4, MXFP4, FP8 in blocks, BF16, FP32)"
 
 
@@ -220,28 +219,14 @@ class Tensors:
 
 
 def _read_folder(folder: Path) -> dict[str, Tensor]:
-    shards = _shards(folder / "model.safetensors.index.json")
     stored: dict[str, Tensor] = {}
-    for shard in shards:
-        path = folder / shard
+    for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path}: missing; {FETCH}") from None
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: truncated or damaged ({error}); {FETCH}") from None
     return stored
-
-
-def _shards(index: Path) -> list[str]:
-    """Names of the files that hold the tensors."""
-    if not index.exists():
-        return ["model.safetensors"]
-    try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{index}: no weight_map that names shards ({error!r}); {FETCH}") from None
 
 
 def build(config: ModelConfig, tensors: Tensors) -> ModelWeights:

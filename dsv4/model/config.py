@@ -1,21 +1,34 @@
 """Model sizes from a checkpoint's ``config.json``, in the checkpoint's own names."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be audited; the message names file, key and value."""
-
+from dsv4.config import CheckpointError, model_config
 
 LayerKind = Literal["window", "csa", "hca"]
 CSA_RATIO = 4
 MAY_BE_ZERO = ("num_hash_layers", "compress_ratios")
 CORRECT = "correct config.json, or fetch the checkpoint again"
+
+# What the model computes whatever config.json says: the one value that each key may have. A key that is absent
+# or null has DeepSeek-V4's value, in transformers' config too (5.24, models/deepseek_v4, 2026-11-30).
+FIXED: Mapping[str, Any] = {
+    "model_type": "deepseek_v4",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": 1,
+    "n_shared_experts": 1,
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "n_group": 1,
+}
+FIXED_ROPE: Mapping[str, Any] = {"type": "yarn", "rope_type": "yarn", "attention_factor": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,23 +97,15 @@ def load_config(folder: Path) -> ModelConfig:
     Raises
     ------
     CheckpointError
-        Missing file or key, wrong type, or sizes that do not fit each other.
+        Missing file or key, wrong type, sizes that do not fit each other, or another computation.
     """
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; `checkpoint` must be a Hugging Face model folder") from None
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: not JSON ({error}); {CORRECT}") from None
-    return parse_config(raw, path)
+    return parse_config(model_config(folder), folder / "config.json")
 
 
 def parse_config(raw: Mapping[str, Any], path: Path = Path("config.json")) -> ModelConfig:
     """Build the config from a parsed ``config.json``; see :func:`load_config`."""
-    if not isinstance(raw, Mapping):
-        raise CheckpointError(f"{path}: not an object of keys; is this a DeepSeek-V4 config?")
-    rope = raw.get("rope_scaling") or (raw.get("rope_parameters") or {}).get("compress")
+    nested = raw.get("rope_parameters")
+    rope = raw.get("rope_scaling") or (nested.get("compress") if isinstance(nested, Mapping) else None)
     values: dict[str, Any] = {}
     for name, kind in ModelConfig.__annotations__.items():
         source, key = (rope, _RENAMED[name]) if name in _RENAMED else (raw, name)
@@ -117,7 +122,19 @@ def parse_config(raw: Mapping[str, Any], path: Path = Path("config.json")) -> Mo
     values["compress_ratios"] = ratios[:layers]  # a longer list's tail belongs to MTP layers
     config = ModelConfig(**values)
     _check(config, path)
+    _check_fixed(raw, FIXED, f"{path}: ")
+    _check_fixed(rope or {}, FIXED_ROPE, f"{path}: rope_scaling.")
     return config
+
+
+def _check_fixed(raw: Mapping[str, Any], fixed: Mapping[str, Any], where: str) -> None:
+    """Refuse a key that asks for another computation than the model's."""
+    for key, value in fixed.items():
+        if raw.get(key) not in (None, value):
+            raise CheckpointError(
+                f"{where}{key} = {raw[key]!r}, but only {json.dumps(value)} is computed: this model is no"
+                " DeepSeek-V4 and cannot be audited; set another `checkpoint` in config.yaml"
+            )
 
 
 def _typed(value: Any, kind: type, where: str) -> Any:
@@ -125,7 +142,7 @@ def _typed(value: Any, kind: type, where: str) -> Any:
         if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise CheckpointError(f"{where} = {value!r} is not a list of integers; {CORRECT}")
         return tuple(value)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
     if not number or (kind is int and value != int(value)):
         raise CheckpointError(
             f"{where} = {value!r} is not {'an integer' if kind is int else 'a finite number'}; {CORRECT}"

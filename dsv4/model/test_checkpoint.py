@@ -1,7 +1,6 @@
 """A checkpoint that cannot be audited is refused with file, key and what to do; a good one is read exactly."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,10 +115,12 @@ def test_truncated_shard_is_named(tmp_path, keep):
     refused(tmp_path, str(path), "truncated or damaged", "fetch")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": '])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": ', '{"weight_map": {"a": 1, "b": "c"}}']
+)
 def test_damaged_index_is_named(tmp_path, text):
     (write(tmp_path) / "model.safetensors.index.json").write_text(text)
-    refused(tmp_path, "model.safetensors.index.json", "weight_map", "fetch")
+    refused(tmp_path, "model.safetensors.index.json", "fetch")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_table_of_impossible_experts_is_named(tmp_path, change, said):
 
 
 def test_config_that_is_no_object_is_refused(tmp_path):
-    for text, said in (("[1]", "not an object"), ("{", "not JSON"), ('"x"', "not an object")):
+    for text, said in (("[1]", "not an object"), ("{", "no valid JSON"), ('"x"', "not an object")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError, match=said):
             load_config(tmp_path)
@@ -238,52 +239,6 @@ def test_missing_rope_key_is_named(tmp_path, key):
     for none in (None, "yarn", []):
         with pytest.raises(CheckpointError, match=r"key rope_scaling\.factor is missing"):
             parse_config(SMALL | {"rope_scaling": none})
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"head_dim": 100}, "head_dim = 100"),
-        ({"head_dim": 64}, "head_dim = 64"),
-        ({"qk_rope_head_dim": 32}, "qk_rope_head_dim = 32"),
-        ({"o_groups": 3}, "o_groups = 3, num_attention_heads = 4"),
-        ({"o_groups": 0}, "o_groups = 0"),
-        ({"index_head_dim": 96}, "index_head_dim = 96"),
-        ({"index_topk": 0}, "index_topk = 0"),
-        ({"sliding_window": 0}, "sliding_window = 0"),
-        ({"compress_ratios": [0, 4, 8]}, "compress_ratios has 3 entries for num_hidden_layers = 4"),
-        ({"compress_ratios": [0, 4, 8, 2]}, "compress_ratios = (0, 4, 8, 2)"),
-        ({"compress_ratios": [0, 4, 8, 4.0]}, "compress_ratios = [0, 4, 8, 4.0] is not a list of integers"),
-        ({"compress_ratios": 4}, "compress_ratios = 4 is not a list of integers"),
-        ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9, n_routed_experts = 8"),
-        ({"num_hash_layers": -1}, "num_hash_layers = -1"),
-        ({"hc_eps": float("nan")}, "hc_eps = nan is not a finite number"),
-        ({"hidden_size": float("inf")}, "hidden_size = inf is not an integer"),
-        ({"hidden_size": 64.5}, "hidden_size = 64.5 is not an integer"),
-        ({"hidden_size": True}, "hidden_size = True is not an integer"),
-        ({"hidden_size": "64"}, "hidden_size = '64' is not an integer"),
-        ({"hidden_size": None}, "hidden_size = None is not an integer"),
-        ({"vocab_size": 0}, "vocab_size = 0"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps = 0"),
-        ({"rope_scaling": SMALL["rope_scaling"] | {"factor": 0.5}}, "rope_factor = 0.5"),
-    ],
-    ids=str,
-)
-def test_inconsistent_size_is_named_with_its_value(change, said):
-    with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
-        parse_config(SMALL | change, Path("folder/config.json"))
-    assert str(caught.value).startswith("folder/config.json: ")
-    assert "correct config.json" in str(caught.value)
-
-
-def test_a_longer_list_of_ratios_belongs_to_mtp_layers():
-    assert parse_config(SMALL | {"compress_ratios": [0, 4, 8, 4, 4]}).compress_ratios == (0, 4, 8, 4)
-
-
-def test_rope_may_be_nested_as_transformers_writes_it():
-    nested = {key: value for key, value in SMALL.items() if key != "rope_scaling"}
-    nested["rope_parameters"] = {"main": {}, "compress": SMALL["rope_scaling"]}
-    assert parse_config(nested) == parse_config(SMALL)
 
 
 def test_sizes_of_config_and_weights_must_agree(tmp_path):

@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import DeepseekV4Config
 
 from dsv4.model import numerics
 from dsv4.model._oracle import Oracle, OracleRun, Taps
 from dsv4.model._trace import trace
 from dsv4.model.checkpoint import Tensors, build
-from dsv4.model.config import ModelConfig, load_config
+from dsv4.model.config import FIXED, ModelConfig, load_config
 from dsv4.model.ops import REFS
 from dsv4.model.random_model import random_tensors, small_config
 from dsv4.model.transformer import Transformer
@@ -147,6 +148,13 @@ def test_every_tensor_the_model_has_is_compared():
         "topk",  # a choice: compared as one
     }
     assert all(taps[layer, name] is not None for layer, name in run.taps)
+
+
+def test_what_no_key_changes_is_the_oracles_default():
+    default = DeepseekV4Config()
+    known = {key: getattr(default, key) for key in FIXED if hasattr(default, key)}
+    assert known == {key: FIXED[key] for key in known}
+    assert set(FIXED) - set(known) == {"topk_method", "n_group"}
 
 
 def test_the_trained_model_is_the_oracles_too():

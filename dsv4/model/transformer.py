@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Transformer:
     page_size: int = 64
     stages: list[LayerStages] = field(init=False)
     head: HeadStages = field(init=False)
+    carries: ClassVar[bool] = True  # compressors keep an open window between calls
 
     def __post_init__(self) -> None:
         """Build the stages of every layer."""

@@ -1,11 +1,11 @@
 """Render an audit's page: ``python -m dsv4.report --results results/<run> --config config.yaml``."""
 
 import argparse
-import secrets
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dsv4.files import WriteError, write_whole
 from dsv4.ladder import LadderError
 from dsv4.report.load import ReportError, load
 from dsv4.report.page import render
@@ -25,11 +25,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         audit = load(args.results, args.config, args.target)
         page = render(audit, now)
-        args.reports.mkdir(parents=True, exist_ok=True)
         named = args.reports / f"{audit.run}-{now:%Y%m%dT%H%M%SZ}.html"
         for path in (named, args.reports / "index.html"):
-            write(path, page)
-    except (ReportError, LadderError, OSError) as error:
+            write_whole(path, page.encode())
+    except (ReportError, LadderError, WriteError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
     print(
@@ -37,16 +36,6 @@ def main(argv: list[str] | None = None) -> int:
         file=sys.stderr,
     )
     return 0
-
-
-def write(path: Path, text: str) -> None:
-    """Put a whole file at ``path`` or leave what is there."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

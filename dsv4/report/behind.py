@@ -21,7 +21,7 @@ def details(audit: Audit) -> list[dict[str, Any]]:
             {
                 "id": rung.id,
                 "commit": _short(verdict.get("commit")),
-                "taps": f"{taps[0]} of {taps[1]}" if taps else NONE,
+                "taps": _taps(verdict.get("taps_by_mode") or ({"": taps} if taps else {})),
                 "partial": bool(taps and taps[0] < taps[1]),
                 "fidelity": _fidelity(verdict),
                 "blast": _blast(blast),
@@ -32,6 +32,13 @@ def details(audit: Audit) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _taps(counts: Mapping[str, list[int]]) -> str:
+    """``254 of 254 isolated, 122 of 254 compounded``."""
+    return (
+        ", ".join(f"{dumped} of {there} {mode}".strip() for mode, (dumped, there) in counts.items()) or NONE
+    )
 
 
 def _blast(blast: Mapping[str, Any]) -> str:

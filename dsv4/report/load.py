@@ -102,13 +102,14 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
     wanted = [rung.id for rung in rungs]
     _gates(audit, results, wanted)
     audit.metrics = _metrics(audit, results, wanted)
-    drawn = [path for name in wanted if (path := results / "noise" / f"{name}.parquet").is_file()]
+    measured = [name for name in wanted if name in set(audit.metrics["variant"])]
+    drawn = [path for name in measured if (path := results / "noise" / f"{name}.parquet").is_file()]
     audit.noise = _tables(audit, results, drawn[:1], wanted)
     claims = _json(audit, results / "claims.json", "the plan's claims were not judged")
     audit.claims = None if claims is None else _claims(claims, results / "claims.json")
     manifest = _json(audit, results / "checkpoint.json", "the checkpoint was not read")
     audit.checkpoint = manifest if isinstance(manifest, dict) else {}
-    tables = (labels(results / "metrics" / f"{name}.parquet") for name in reversed(wanted))
+    tables = (labels(results / "metrics" / f"{name}.parquet") for name in reversed(measured))
     audit.labels = next((found for found in tables if found), {})
     audit.kernels = load_kernels(results)
     audit.gaps += _unjudged(audit)

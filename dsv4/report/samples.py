@@ -79,7 +79,8 @@ def verdict(variant: Variant, *, failing: bool) -> dict[str, Any]:
     size = SIZE.get(variant.id, 1e-3)
     worst = {"prompt": "code", "step": 7, "layer": 5, "tap": "attn_out", "row": 131}
     found |= {
-        "taps": [36, 37],
+        "taps": [54, 74],
+        "taps_by_mode": {"isolated": [36, 37], "compounded": [18, 37]},
         "cos": {"min": 1 - size**2, "mean": 1 - size**2 / 3, "per_layer": [1 - size**2] * 8, "worst": worst},
         "reasons": [],
         "not_exercised": ["clamp: never reached in layers 0, 1", "one page only in prompt capital"],

@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dsv4.config import ConfigError
 from dsv4.dump import DumpError
+from dsv4.files import WriteError
 from dsv4.ladder import LadderError
-from dsv4.model.config import CheckpointError
 
-USER_ERRORS = (ConfigError, CheckpointError, DumpError, LadderError)
+USER_ERRORS = (ConfigError, DumpError, LadderError, WriteError)
 
 
 def progress(items: Sequence[str], what: str) -> Iterator[str]:
@@ -36,9 +37,9 @@ def _lines(items: Iterable[str], what: str, console: Console) -> Iterator[str]:
         yield item
 
 
-def main_guard(main: Callable[[], None]) -> None:
-    """Run a command line; what the user can mend is one clear line and exit code 1."""
+def main_guard(main: Callable[[], int | None]) -> NoReturn:
+    """Run a command line and exit with its status; what the user can mend is one clear line and exit code 1."""
     try:
-        main()
+        sys.exit(main())
     except USER_ERRORS as error:
         sys.exit(f"error: {error}")

@@ -7,7 +7,7 @@ values: the reader of a cache must read what its own writer wrote.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ FEEDS = {  # stage -> the stages whose stored form it reads; they run with it
     "experts": ("moe_quant",),
     "shared": ("moe_quant",),
 }
+CARRIED = frozenset(("compress", "index_k"))  # stages that keep a state between calls beside what they write
 HISTORY_STAGES = frozenset(("kv_store", "compress", "comp_store", "index_k", "index_k_store"))
 
 
@@ -102,6 +103,8 @@ class Model(Protocol):
         """Sizes."""
         ...
 
+    carries: ClassVar[bool]  # whether stages keep a state between calls
+
     @property
     def stages(self) -> Sequence[Stages]:
         """One per layer."""
@@ -125,6 +128,9 @@ def run_isolated(
     stages: frozenset[str] | None = None,
 ) -> None:
     """Run every stage on the reference's inputs and show ``probe`` what each writes.
+
+    Stages of :data:`CARRIED` run as a decode runs them, the prompt and then token by token, so that their state
+    passes from call to call.
 
     Parameters
     ----------
@@ -155,36 +161,58 @@ def run_isolated(
                 target, rows_at = (history, every) if stage in HISTORY_STAGES else (env, judged)
                 _replay(reference, layer, stage, target, rows_at, probe(rows_at.positions), known)
             elif stage in HISTORY_STAGES:
-                _run(
-                    layer_stages,
+                calls = reference.rows.calls if model.carries and stage in CARRIED else [slice(0, total)]
+                written = _in_calls(layer_stages, stage, history, every, calls)
+                _show(
+                    written,
                     layer,
-                    stage,
                     history,
-                    every,
                     probe(every.positions),
                     lambda _, name, known=known: known[name],
                 )
             else:
-                _run(layer_stages, layer, stage, env, judged, probe(judged.positions), reference.judged)
+                written = layer_stages.run(stage, env, judged)
+                _show(written, layer, env, probe(judged.positions), reference.judged)
     env = {"streams": reference.judged(model.config.num_hidden_layers - 1, "streams")}
     for stage in model.head.names:
         if stages is None or stage in stages:
-            _run(model.head, MODEL, stage, env, judged, probe(judged.positions), reference.judged)
+            _show(model.head.run(stage, env, judged), MODEL, env, probe(judged.positions), reference.judged)
         else:
             _replay(reference, MODEL, stage, env, judged, probe(judged.positions), {})
 
 
-def _run(
-    stages: Stages,
+def _in_calls(
+    stages: Stages, stage: str, env: Mapping[str, Any], batch: Batch, calls: Sequence[slice]
+) -> dict[str, Any]:
+    """What one stage writes over the rows of one sequence, given to it in several calls."""
+    if len(calls) == 1:
+        return stages.run(stage, env, batch)
+    (whole,) = batch.segments
+    found: dict[str, list[Any]] = {}
+    for rows in calls:
+        segment = Segment(whole.cache, slice(0, rows.stop - rows.start), rows.start, whole.pools)
+        part = Batch(batch.positions[rows], batch.tokens[rows], (segment,))
+        for name, value in stages.run(stage, {"attn_in": env["attn_in"][rows]}, part).items():
+            found.setdefault(name, []).append(value)
+    return {name: _joined(values) for name, values in found.items()}
+
+
+def _joined(values: list[Any]) -> Any:
+    """Rows of several calls one after the other, or the runs of entries that these closed."""
+    if isinstance(values[0], tuple):
+        return tuple(run for runs in values for run in runs)
+    return torch.cat(values) if isinstance(values[0], Tensor) else type(values[0]).cat(values)
+
+
+def _show(
+    written: Mapping[str, Any],
     layer: Layer,
-    stage: str,
     env: dict[str, Any],
-    batch: Batch,
     probe: Probe,
     truth: Callable[[Layer, str], Tensor],
 ) -> None:
-    """Run one stage, show what it writes, then put the reference's values in their place."""
-    for name, value in stages.run(stage, env, batch).items():
+    """Show what a stage wrote, then put the reference's values in their place."""
+    for name, value in written.items():
         seen = probe(layer, name, value)
         env[name] = truth(layer, name) if name in BY_NAME and BY_NAME[name].replay else seen
 

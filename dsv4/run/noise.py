@@ -22,9 +22,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
+import pyarrow as pa
 import torch
 
 from dsv4.dump import DumpReader, DumpWriter
+from dsv4.files import write_parquet
 from dsv4.floor.dither import Dither, draw_seed
 from dsv4.judge.compare import compare
 from dsv4.ladder import Variant
@@ -56,14 +58,8 @@ def write_noise(setup: Setup, variant: Variant, draws: int = DRAWS) -> None:
     inputs = read_inputs(setup)
     shown = progress([f"draw {draw}" for draw in range(draws)], f"{variant.id}, noise of free runs")
     tables = [measure_draw(setup, variant, inputs, draw) for draw, _ in enumerate(shown)]
-    path = setup.results / "noise" / f"{variant.id}.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        pd.concat(tables, ignore_index=True).to_parquet(temporary, index=False)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    table = pa.Table.from_pandas(pd.concat(tables, ignore_index=True), preserve_index=False)
+    write_parquet(setup.results / "noise" / f"{variant.id}.parquet", table)
 
 
 def read_inputs(setup: Setup) -> dict[str, Input]:

@@ -31,6 +31,11 @@ class Rows:
         """Tokens of the prompt and its decode steps."""
         return self.prompt + len(self.decode)
 
+    @property
+    def calls(self) -> list[slice]:
+        """Rows of each call of a decode: the prompt, then token by token."""
+        return [slice(0, self.prompt), *(slice(row, row + 1) for row in self.decode.tolist())]
+
     def phase(self, position: int) -> str:
         """Phase that a position belongs to."""
         return PHASES[position >= self.prompt]

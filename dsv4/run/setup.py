@@ -1,7 +1,6 @@
 """What every computing stage starts from: configuration, checkpoint, prompts, identity of a run."""
 
 import argparse
-import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,11 +145,3 @@ def prepare(config_path: Path, results: Path) -> Setup:
         tokens=encode_all(config),
         prompts={prompt.id: prompt for prompt in load_prompts(config.prompts)},
     )
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{platform.node()}.tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(path)

@@ -7,21 +7,27 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
-from kernels.formats.nvfp4_kernel import nvfp4_row
+from kernels.formats.nvfp4_kernel import max_nan, nvfp4_row
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
 from kernels.overlap import OVERLAPPED, follow, overlap
-from kernels.rmsnorm.kernel import FLOATS, check_width, row_constants
+from kernels.rmsnorm.kernel import FLOATS, MAX_D, check_width, row_constants
 from kernels.rmsnorm.row_kernel import group_max, load_row, paired, row_top
 
 U8, F32 = torch.uint8, torch.float32
+MOST_PARTS = 4  # of a row in turns: attention's 128 heads of 512 are two
 OUT_SIGNATURE = {"code_ptr": "*i32", "scale_ptr": "*u8", "gsa_ptr": "*fp32"}  # codes eight at a time
 
 
 @triton.jit
-def store_nvfp4(y, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS: tl.constexpr):
-    """Quantise and store the row ``row`` (int64): FP32 [GROUPS, 2, 8], zeros beyond D, its groups' amax, its own."""
+def store_nvfp4(
+    y, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS: tl.constexpr, FIRST: tl.constexpr = 0
+):
+    """Quantise and store groups from FIRST on of the row ``row`` (int64).
+
+    FP32 [GROUPS, 2, 8], zeros beyond D; the groups' amax; the row's.
+    """
     word, scale, gsa = nvfp4_row(y, amax, top, GROUPS)
-    group = tl.arange(0, GROUPS)
+    group = FIRST + tl.arange(0, GROUPS)
     at = group[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(code_ptr + row * (D // 8) + at, word.to(tl.int32, bitcast=True), at < D // 8)
     tl.store(scale_ptr + row * (D // 16) + group, scale, group < D // 16)
@@ -39,13 +45,39 @@ def _nvfp4_quantise_kernel(
     store_nvfp4(x, amax, row_top(amax), code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS)
 
 
+@triton.jit
+def _nvfp4_quantise_long_kernel(
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    gsa_ptr,
+    x_stride,
+    D,
+    GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A row of up to PARTS runs of GROUPS, read twice: for its largest magnitude, and for its codes."""
+    follow(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    run = GROUPS * (8 if x_ptr.dtype.element_ty == tl.int32 else 16)
+    top = tl.full((), 0.0, tl.float32)
+    for part in tl.static_range(PARTS):
+        x = load_row(x_ptr + row * x_stride + part * run, D - part * GROUPS * 16, GROUPS)
+        top = max_nan(top, row_top(group_max(x, GROUPS)))
+    for part in tl.static_range(PARTS):
+        x = load_row(x_ptr + row * x_stride + part * run, D - part * GROUPS * 16, GROUPS)
+        amax = group_max(x, GROUPS)
+        store_nvfp4(x, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS, FIRST=part * GROUPS)
+
+
 def quantise(x: Tensor, *, out: Nvfp4Rows | None = None) -> Nvfp4Rows:
     """Store rows as NVFP4; see :func:`kernels.nvfp4_quantise.ref.quantise`.
 
     Parameters
     ----------
     x : (T, D) BF16 or FP32
-        Rows may be strided. 16 divides D, which is at most 32768.
+        Rows may be strided. 16 divides D, which is at most 131072.
     out : Nvfp4Rows, contiguous, optional
 
     Returns
@@ -55,15 +87,18 @@ def quantise(x: Tensor, *, out: Nvfp4Rows | None = None) -> Nvfp4Rows:
     Raises
     ------
     TypeError, ValueError
-        A tensor does not fit; D is over 32768 or no multiple of 16.
+        A tensor does not fit; D is over 131072 or no multiple of 16.
     """
     T, D = check("nvfp4_quantise", x=(x, "T D", FLOATS)).values()
-    rows_out = allocate("nvfp4_quantise", T, D, x.device, out)
+    rows_out = allocate("nvfp4_quantise", T, D, x.device, out, most=MOST_PARTS * MAX_D)
     if T == 0 or D == 0:
         return rows_out
-    constants, options = row_constants(D)
+    parts = triton.cdiv(D, MAX_D)
+    constants, options = row_constants(min(D, MAX_D))
+    constants |= {"PARTS": parts} if parts > 1 else {}
     from_x = paired(x)
-    _nvfp4_quantise_kernel[(T,)](
+    kernel = _nvfp4_quantise_long_kernel if parts > 1 else _nvfp4_quantise_kernel
+    kernel[(T,)](
         from_x, *in_words(rows_out), from_x.stride(0), D, **constants, **options, **overlap(x.device)
     )
     return rows_out
@@ -74,17 +109,19 @@ def in_words(rows: Nvfp4Rows) -> tuple[Tensor, Tensor, Tensor]:
     return rows.codes.view(torch.int32), rows.scales, rows.gsa
 
 
-def allocate(op: str, T: int, D: int, device: torch.device, out: Nvfp4Rows | None) -> Nvfp4Rows:
+def allocate(
+    op: str, T: int, D: int, device: torch.device, out: Nvfp4Rows | None, *, most: int = MAX_D
+) -> Nvfp4Rows:
     """``out``, checked, or memory for the NVFP4 of T rows of D values.
 
     Raises
     ------
     TypeError, ValueError
-        A tensor of ``out`` does not fit; D is over the limit or no multiple of 16.
+        A tensor of ``out`` does not fit; D is over ``most`` or no multiple of 16.
     """
     if D % 16:
         raise ValueError(f"{op}: D = {D} is no multiple of NVFP4's 16 values a scale")
-    check_width(op, D)
+    check_width(op, D, most)
     if out is None:
         codes, scales = (torch.empty(T, D // values, dtype=U8, device=device) for values in (2, 16))
         return Nvfp4Rows(codes, scales, torch.empty(T, dtype=F32, device=device))
@@ -103,12 +140,19 @@ def allocate(op: str, T: int, D: int, device: torch.device, out: Nvfp4Rows | Non
 def builds(sizes: Sizes) -> list[Build]:
     """The quantiser before the linears of a layer."""
     found = []
-    for name, D in {"hidden": sizes.hidden_size, "q_lora": sizes.q_lora_rank}.items():
-        constants, options = row_constants(D)
+    widths = {"hidden": sizes.hidden_size, "q_lora": sizes.q_lora_rank}
+    widths |= {
+        "heads": sizes.num_attention_heads * sizes.head_dim,
+        "o_lora": sizes.o_groups * sizes.o_lora_rank,
+    }
+    for name, D in widths.items():
+        constants, options = row_constants(min(D, MAX_D))
+        if D > MAX_D:
+            constants |= {"PARTS": triton.cdiv(D, MAX_D)}
         found.append(
             Build(
                 name=f"nvfp4_quantise/{name}/{sizes.name}",
-                kernel=_nvfp4_quantise_kernel,
+                kernel=_nvfp4_quantise_kernel if D <= MAX_D else _nvfp4_quantise_long_kernel,
                 signature={"x_ptr": "*i32", **OUT_SIGNATURE, "x_stride": "i32", "D": "i32"},
                 constants={"PDL": True, **constants},
                 aligned=("x_ptr", *OUT_SIGNATURE, "x_stride", "D"),

@@ -25,6 +25,15 @@ def test_every_width(D, accelerator):
     assert_same_rows(kernel.quantise(x.to(accelerator)), ref.quantise(x))
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("D", [32784, 65536])
+def test_a_row_longer_than_a_program_holds(D, dtype, accelerator):
+    """The largest, or a NaN, of either part is the row's."""
+    x = draw(4, D, seed=6, decades=1).to(dtype)
+    x[0, D - 3], x[1, 5], x[2, D - 1] = 3e4, -3e4, float("nan")
+    assert_same_rows(kernel.quantise(x.to(accelerator)), ref.quantise(x))
+
+
 def test_every_magnitude_and_special_value(accelerator):
     x = torch.cat(
         [draw(1, 64, seed=99 + exponent) * 10.0**exponent for exponent in range(-44, 38, 2)]
@@ -80,7 +89,7 @@ def test_a_planted_fault_is_seen(fault, accelerator):
         (torch.zeros(3, 24), ValueError),
         (torch.zeros(3, 32, dtype=torch.float64), TypeError),
         (torch.zeros(32, 3).T, ValueError),
-        (torch.zeros(3, 65536), ValueError),
+        (torch.zeros(3, 131088), ValueError),
     ],
 )
 def test_a_misfit_is_refused(x, error):

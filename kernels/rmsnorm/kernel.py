@@ -149,10 +149,10 @@ def rmsnorm(
     return y
 
 
-def check_width(op: str, D: int) -> int:
+def check_width(op: str, D: int, most: int = MAX_D) -> int:
     """``D``, or a refusal of rows that a program cannot hold."""
-    if D > MAX_D:
-        raise ValueError(f"{op}: D = {D} is over the kernel's limit of {MAX_D}")
+    if most < D:
+        raise ValueError(f"{op}: D = {D} is over the kernel's limit of {most}")
     return D
 
 

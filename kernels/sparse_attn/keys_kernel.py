@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.arguments import check
 from kernels.formats.device import ue8m0_value
 from kernels.formats.kv_record import ROPE, RecordLayout
+from kernels.page_slots.kernel import paged_slot
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -49,9 +50,7 @@ def key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride
         return index.to(tl.int64)
     else:
         table = table_ptr + tl.load(sequence_ptr + row).to(tl.int64) * table_stride
-        held = index >= 0
-        page = tl.load(table + index // PAGE, mask=held, other=0).to(tl.int64)
-        return tl.where(held, page * PAGE + index % PAGE, -1)
+        return paged_slot(table, index, PAGE)
 
 
 @triton.jit
