@@ -95,14 +95,12 @@ def folded_kernel(
     out_ptr += row * out_stride
     lanes = tl.arange(0, BLOCK_N)
 
-    entries = first * BLOCK_N + lanes
-    pages = page_ids(table_ptr, entries, limit, PAGE)
+    pages = page_ids(table_ptr, first, limit, PAGE, BLOCK_N)
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
         there = entries < limit
         at, at_scale = _places(pages, entries, page_stride, D, PAGE)
-        ahead = entries + BLOCK_N  # the next tile's pages, one tile early
-        pages = page_ids(table_ptr, ahead, limit, PAGE)
+        pages = page_ids(table_ptr, tile + 1, limit, PAGE, BLOCK_N)  # one tile early
         dots = _group_dots(page_ptr, at, at_scale, there, q0, 0, BLOCK_N)
         dots += _group_dots(page_ptr, at, at_scale, there, q1, 1, BLOCK_N)
         dots += _group_dots(page_ptr, at, at_scale, there, q2, 2, BLOCK_N)
@@ -147,16 +145,14 @@ def native_kernel(
     out_ptr += row * out_stride
     lanes = tl.arange(0, BLOCK_N)
 
-    entries = first * BLOCK_N + lanes
-    pages = page_ids(table_ptr, entries, limit, PAGE)
+    pages = page_ids(table_ptr, first, limit, PAGE, BLOCK_N)
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
         there = entries < limit
         at, at_scale = _places(pages, entries, page_stride, D, PAGE)
         keys = tl.load(page_ptr + at[:, None] + half[None, :], there[:, None], other=0)
         scale = tl.load(page_ptr + at_scale[:, None] + groups[None, :], there[:, None], other=0)
-        ahead = entries + BLOCK_N
-        pages = page_ids(table_ptr, ahead, limit, PAGE)
+        pages = page_ids(table_ptr, tile + 1, limit, PAGE, BLOCK_N)
         dots = tl.dot_scaled(keys, scale, "e2m1", tl.trans(q), q_scale, "e2m1", acc=zeros)
         store_scores(out_ptr, entries, weighted_relu(dots, weights), limit, C, FILL)
     if FILL:

@@ -90,6 +90,19 @@ def prefill_kernel(
 
 
 @triton.jit
+def _page_keys(
+    page_ptr, pages, entries, page_stride, limit, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Codes of entries on their pages: [S, D]; beyond the limit 0, or what is there if they are all on one page."""
+    dims = tl.arange(0, D)[None, :]
+    at = pages.to(tl.int64) * page_stride + (entries % PAGE) * D
+    if PAGE % BLOCK_N == 0:
+        return tl.load(page_ptr + at[:, None] + dims)
+    else:
+        return tl.load(page_ptr + at[:, None] + dims, (entries < limit)[:, None], other=0.0)
+
+
+@triton.jit
 def _page_scales(scale_ptr, pages, entries, page_stride, limit, D: tl.constexpr, PAGE: tl.constexpr):
     """Scales of entries on their pages, behind the pages' codes: [S] FP32, 0 beyond the limit."""
     at = pages.to(tl.int64) * (page_stride // 4) + (PAGE * D // 4) + entries % PAGE
@@ -129,19 +142,17 @@ def paged_kernel(
     weights = load_weights(weight_ptr + row * H, H, BLOCK_H)
     table_ptr += sequence * table_stride
     out_ptr += row * out_stride
-    dims, lanes = tl.arange(0, D), tl.arange(0, BLOCK_N)
+    lanes = tl.arange(0, BLOCK_N)
 
     # page ids and scales are read one tile early: keys need not wait for the one, nor scores for the other
     entries = first * BLOCK_N + lanes
-    pages = page_ids(table_ptr, entries, limit, PAGE)
+    pages = page_ids(table_ptr, first, limit, PAGE, BLOCK_N)
     scale = _page_scales(scale_ptr, pages, entries, page_stride, limit, D, PAGE)
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
-        at = pages.to(tl.int64) * page_stride + (entries % PAGE) * D
-        keys = tl.load(page_ptr + at[:, None] + dims[None, :], (entries < limit)[:, None], other=0.0)
-        ahead = entries + BLOCK_N
-        pages = page_ids(table_ptr, ahead, limit, PAGE)
-        next_scale = _page_scales(scale_ptr, pages, ahead, page_stride, limit, D, PAGE)
+        keys = _page_keys(page_ptr, pages, entries, page_stride, limit, D, PAGE, BLOCK_N)
+        pages = page_ids(table_ptr, tile + 1, limit, PAGE, BLOCK_N)
+        next_scale = _page_scales(scale_ptr, pages, entries + BLOCK_N, page_stride, limit, D, PAGE)
         scores = weighted_relu(tl.dot(keys, tl.trans(q)), weights) * scale
         store_scores(out_ptr, entries, scores, limit, C, FILL)
         scale = next_scale

@@ -56,8 +56,14 @@ def scored_tiles(limit_ptr, row, tiles, C, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def page_ids(table_ptr, entries, limit, PAGE: tl.constexpr):
-    """Pages of the entries under the limit, 0 beyond: int32, though page * page_stride outgrows it in a large pool."""
+def page_ids(table_ptr, tile, limit, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Page of a tile that lies within one: a scalar. Else the pages of its entries: [BLOCK_N]. 0 past the limit.
+
+    int32, though page * page_stride outgrows it in a large pool.
+    """
+    entries = tile * BLOCK_N
+    if PAGE % BLOCK_N != 0:
+        entries += tl.arange(0, BLOCK_N)
     return tl.load(table_ptr + entries // PAGE, entries < limit, other=0)
 
 
