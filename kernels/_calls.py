@@ -22,6 +22,7 @@ from kernels.linear.kernel import Nvfp4Weight, grouped_linear, nvfp4_linear, sta
 from kernels.mhc_rmsnorm_quantise_nvfp4.kernel import mhc_rmsnorm_quantise
 from kernels.nvfp4_quantise.kernel import quantise
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
+from kernels.page_slots.kernel import key_slots, row_slots
 from kernels.q_norm_rope_quantise.kernel import norm_rope, norm_rope_quantise
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.rmsnorm.kernel import rmsnorm
@@ -166,6 +167,15 @@ CALLS = {
         {**STREAMS, "pre": of(F32, T, 4), "weight": of(BF16, D), "eps": 1e-6, "out": NORMED},
     ),
     "quantise": (quantise, {"x": of(BF16, T, D), "out": rows(T, D)}),
+    "row_slots": (
+        row_slots,
+        {"rows": of(I64, T), "tables": of(I32, 2, 3), "sequence": of(I32, T), "page_size": 64},
+    ),
+    "key_slots": (
+        key_slots,
+        {"positions": of(I64, T), "sequence": of(I32, T), "windows": of(I32, 2, 3), "entries": of(I32, 2, 4)}
+        | {"chosen": of(I32, T, 4), "window": 8, "page_size": 64},
+    ),
     "norm_rope": (norm_rope, {**Q, **TURN, "eps": 1e-6, "out": of(BF16, T, H, 256)}),
     "norm_rope_quantise": (
         norm_rope_quantise,
