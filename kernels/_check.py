@@ -5,7 +5,9 @@ A rounding point is proved three ways: what reaches it (:class:`Spy`), what leav
 (rounding dropped, doubled, moved) gives other bits on the same inputs (:func:`assert_differs`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -60,6 +62,27 @@ def num_changed(one: Tensor | np.ndarray, other: Tensor | np.ndarray) -> int:
     """Elements whose bits differ."""
     assert tuple(one.shape) == tuple(other.shape)
     return int((bits(one) != bits(other)).sum())
+
+
+@contextmanager
+def not_launched() -> Iterator[list[tuple[Any, dict[str, Any]]]]:
+    """Kernels that would be launched inside, and are not: the function, its arguments and launch options by name."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    held: list[tuple[Any, dict[str, Any]]] = []
+
+    def keep(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        held.append((kernel, dict(zip(kernel.arg_names, args, strict=False)) | kwargs))
+
+    before = {kind: kind.run for kind in (JITFunction, InterpretedFunction)}
+    try:
+        for kind in before:
+            kind.run = keep
+        yield held
+    finally:
+        for kind, run in before.items():
+            kind.run = run
 
 
 def assert_bitwise(got: Tensor | np.ndarray, want: Tensor | np.ndarray) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Native = Literal["fp8", "nvfp4"]  # tensor-core instructions on narrow operands that the SASS or PTX must show
+Native = Literal[
+    "fp8", "mxfp4", "nvfp4"
+]  # tensor-core instructions on narrow operands that the SASS or PTX must show
 
 
 @dataclass(frozen=True, kw_only=True)

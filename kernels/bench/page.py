@@ -14,10 +14,11 @@ INTRO = """# Kernels: times
 
 Made by `python -m kernels.bench.page` from what `python -m kernels.bench` measured; not edited by hand.
 
-Microseconds a launch: median (quartiles) of CUDA graph replays, the paths of a row in turns in one process, inputs
-rotated past the L2 cache. "ours/it" is our time over the other's, replay by replay. "floor" is the larger of counted
-bytes over copy bandwidth and counted FLOPs over the matrix rates, both measured in the same run; "of floor" is floor
-over our time. "no graph" launches from Python.
+Microseconds a launch: median (quartiles) of CUDA graph replays, the paths of a row in turns in one process, on input
+sets in rotation that together pass the L2 cache; where they do not, as with a decode step's few rows, "in L2" says so.
+"ours/it" is our time over the other's, replay by replay. "floor" is the larger of counted bytes over copy bandwidth
+and counted FLOPs over the matrix rates, both measured in the same run; "of floor" is floor over our time: it may pass
+1 in L2. "no graph" launches from Python. "run" is the run of the list above that a row was measured in.
 """
 BLACKWELL = (
     "BLACKWELL: NOT RUN. `make blackwell` on such a machine compiles, tests, measures and adds its rows."
@@ -31,7 +32,10 @@ def page(results: Mapping[str, Any]) -> str:
     for device, groups in devices:
         parts += [f"## {device}", "\n".join(f"- {line}" for line in measured_by(results, device))]
         for _, group, rows in groups:
-            parts += [f"### {table.title(group, rows)}", markdown([table.HEADS, *map(table.cells, rows)])]
+            parts += [
+                f"### {table.title(group, rows)}",
+                markdown([table.HEADS, *(table.cells(row, results) for row in rows)]),
+            ]
     if not any(blackwell(run) for run in results["runs"].values()):
         parts.append(BLACKWELL)
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -45,15 +49,18 @@ def blackwell(run: Mapping[str, Any]) -> bool:
 def measured_by(results: Mapping[str, Any], device: str) -> list[str]:
     """What ran on a device: when, with which versions and command, and the card's ceilings."""
     lines = []
-    for run in results["runs"].values():
-        if run["device"]["name"] != device:
-            continue
+    numbers = table.run_numbers(results)
+    runs = {name: run for name, run in results["runs"].items() if run["device"]["name"] == device}
+    newest = max(runs.values(), key=lambda run: run["date"])["commit"]
+    for name in sorted(runs, key=numbers.__getitem__):
+        run = runs[name]
         found = run["versions"]
         ptxas = found["ptxas"]
         marked = "" if ptxas["trusted"] else ", which miscompiles FP8 round trips"
         versions = f"torch {found['torch']}, Triton {found['triton']}, driver {found['driver'] or 'unknown'}"
         lines.append(
-            f"{run['date']}, commit {run['commit'] or 'unknown'}, {versions}, ptxas {ptxas['version']}"
+            f"run {numbers[name]}: {run['date']}, commit {run['commit'] or 'unknown'}"
+            f"{'' if run['commit'] == newest else ', not of the newest run'}, {versions}, ptxas {ptxas['version']}"
             f" ({ptxas['source']}{marked}): `{run['command']}`"
         )
         lines.append(table.ceilings(run["ceilings"]))

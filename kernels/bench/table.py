@@ -1,5 +1,6 @@
 """Rows of bench.json as cells, and the table on a terminal."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
@@ -12,7 +13,17 @@ from kernels.bench.results import Row, ours
 from kernels.bench.targets import TARGETS, Target, reached
 from kernels.bench_case import OURS, REPLACED
 
-HEADS = ("row", "ours, us", "floor, us", "of floor", "no graph, us", "launches", "replaced, us", "peers, us")
+HEADS = (
+    "row",
+    "ours, us",
+    "floor, us",
+    "of floor",
+    "no graph, us",
+    "launches",
+    "replaced, us",
+    "peers, us",
+    "run",
+)
 ABSENT = "peer absent"
 
 
@@ -45,10 +56,11 @@ def goal(target: Target) -> str:
     )
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row, results: Mapping[str, Any]) -> tuple[str, ...]:
     """One row as text, by :data:`HEADS`."""
+    run = str(run_numbers(results)[row["run"]])
     if row["error"]:
-        return (row["name"], f"error: {row['error']}", *[""] * (len(HEADS) - 2))
+        return (row["name"], f"error: {row['error']}", *[""] * (len(HEADS) - 3), run)
     path = ours(row)
     assert path is not None
     launches = ", ".join(f"{name} {count}" for name, count in row["launches"].items())
@@ -59,12 +71,31 @@ def cells(row: Row) -> tuple[str, ...]:
         row["name"],
         us(path["us"]),
         number(floor) if floor else "",
-        f"{path['share']:.2f}" if "share" in path else "",
+        of_floor(row, results["runs"][row["run"]]["device"]["l2_bytes"]),
         number(path["eager_us"]["median"]),
         launches,
         other(row, REPLACED).removeprefix(f"{REPLACED}: ") if REPLACED in row["paths"] else "",
         "; ".join(peers),
+        run,
     )
+
+
+def run_numbers(results: Mapping[str, Any]) -> dict[str, int]:
+    """Number of each run among those of its device, the oldest 1: rows of two runs may be of two commits."""
+    numbers: dict[str, int] = {}
+    devices = Counter[str]()
+    for name, run in sorted(results["runs"].items(), key=lambda item: item[1]["date"]):
+        devices[run["device"]["name"]] += 1
+        numbers[name] = devices[run["device"]["name"]]
+    return numbers
+
+
+def of_floor(row: Row, l2_bytes: int) -> str:
+    """Our share of the floor, and whether the input sets together were small enough to stay in the L2 cache."""
+    path = ours(row)
+    held = 0 < row["bytes"] * row["copies"] <= l2_bytes
+    share = [f"{path['share']:.2f}"] if path and "share" in path else []
+    return ", ".join([*share, *(["in L2"] if held else [])])
 
 
 def other(row: Row, name: str) -> str:
@@ -108,8 +139,11 @@ def show(results: Mapping[str, Any], only: str | None = None, console: Console |
         for index, name in enumerate(HEADS):
             shown.add_column(name, justify="right" if 0 < index < 5 else "left", overflow="fold")
         for row in rows:
-            shown.add_row(*cells(row), style="bold red" if row["error"] else None)
+            shown.add_row(*cells(row, results), style="bold red" if row["error"] else None)
         out.print(shown)
-    for found in results["runs"].values():
+    for name, number in run_numbers(results).items():
+        found = results["runs"][name]
         if only is None or found["device"]["name"] == only:
-            out.print(f"{found['device']['name']}, {found['date']}: {ceilings(found['ceilings'])}")
+            out.print(
+                f"{found['device']['name']}, run {number}, {found['date']}: {ceilings(found['ceilings'])}"
+            )

@@ -22,10 +22,11 @@ CEILINGS = {
 }
 
 
-def head(device="NVIDIA H200", capability="9.0", date="2026-11-30T10:00:00Z"):
+def head(device="NVIDIA H200", capability="9.0", date="2026-11-30T10:00:00Z", commit=None):
     ptxas = {"version": "12.8.93", "source": "bundled", "trusted": False}
     versions = {"torch": "2.11.0", "triton": "3.6.0", "driver": None, "ptxas": ptxas}
-    found = {"device": {"name": device, "capability": capability}, "date": date, "commit": None}
+    card = {"name": device, "capability": capability, "l2_bytes": 60_000_000}
+    found = {"device": card, "date": date, "commit": commit}
     return found | {
         "versions": versions,
         "ceilings": CEILINGS,
@@ -125,6 +126,37 @@ def test_tables_show_times_errors_and_absent_peers():
     assert "12.8.93 (bundled, which miscompiles FP8 round trips)" in written
     whole = results.merged(whole, "2", head("NVIDIA B200", "10.0"), rows_of(0.5))
     assert "NOT RUN" not in page.page(whole)
+
+
+def test_a_row_names_its_run_and_a_run_its_commit():
+    def row(name):
+        return measure("op", case(name=name), prepare)
+
+    whole = results.merged(EMPTY, "z", head(commit="aaa"), [row("a"), row("b"), row("c")])
+    later = head(date="2026-12-01T10:00:00Z", commit="bbb")
+    whole = results.merged(whole, "a", later, [row("b"), failed("op", "topk", "c", "died")])
+    whole = results.merged(whole, "other", head("NVIDIA B200", "10.0"), [row("a")])
+    assert table.run_numbers(whole) == {"z": 1, "other": 1, "a": 2}
+    text = page.page(whole)
+    h200 = text[text.index("## NVIDIA H200") :]
+    assert "- run 1: 2026-11-30T10:00:00Z, commit aaa, not of the newest run, " in h200
+    assert "- run 2: 2026-12-01T10:00:00Z, commit bbb, torch" in h200
+    console = Console(width=250, record=True, file=io.StringIO())
+    table.show(whole, only="NVIDIA H200", console=console)
+    for name, run in (("a", "1"), ("b", "2"), ("c", "2")):
+        (line,) = [line for line in h200.splitlines() if line.startswith(f"| {name} |")]
+        assert line.endswith(f"| {run} |")
+    assert "NVIDIA H200, run 2, 2026-12-01" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("copies", "size", "marked"), [(64, 4.0e5, True), (15, 4.0e6, True), (16, 4.0e6, False), (3, 0.0, False)]
+)
+def test_sets_that_stay_in_l2_are_marked(copies, size, marked):
+    whole = results.merged(EMPTY, "1", head(), [measure("op", case(copies=copies, bytes=size), prepare)])
+    shown = table.cells(whole["rows"][0], whole)[table.HEADS.index("of floor")]
+    assert shown.endswith("in L2") == marked
+    assert ("in L2 |" in page.page(whole)) == marked
 
 
 def test_a_page_needs_results(tmp_path, capsys):

@@ -35,8 +35,10 @@ class Architecture:
 
 _TCGEN05 = {
     "fp8": re.compile(r"tcgen05\.mma\S*kind::(f8f6f4|mxf8f6f4)\b"),
+    "mxfp4": re.compile(r"tcgen05\.mma\S*kind::(mxf4|mxf4nvf4)\.block_scale\.scale_vec::2X"),
     "nvfp4": re.compile(r"tcgen05\.mma\S*kind::mxf4nvf4\b"),
 }
+_BLACKWELL = ("fp8", "mxfp4", "nvfp4")
 ARCHITECTURES = {
     found.name: found
     for found in (
@@ -52,14 +54,14 @@ ARCHITECTURES = {
             capability=100,
             shared_bytes=227 * KB,
             native=_TCGEN05,
-            demanded=("fp8", "nvfp4"),
+            demanded=_BLACKWELL,
         ),
         Architecture(
             name="sm_103a",
             capability=103,
             shared_bytes=227 * KB,
             native=_TCGEN05,
-            demanded=("fp8", "nvfp4"),
+            demanded=_BLACKWELL,
         ),
         Architecture(
             name="sm_120a",
@@ -67,9 +69,10 @@ ARCHITECTURES = {
             shared_bytes=99 * KB,
             native={
                 "fp8": re.compile(r"mma\.sync\S*\.e4m3\.e4m3"),
+                "mxfp4": re.compile(r"mma\.sync\S*kind::mxf4(nvf4)?\.block_scale\.scale_vec::2X\S*\.ue8m0"),
                 "nvfp4": re.compile(r"mma\.sync\S*kind::mxf4nvf4\.block_scale"),
             },
-            demanded=("fp8", "nvfp4"),
+            demanded=_BLACKWELL,
         ),
     )
 }

@@ -270,12 +270,33 @@ ROW = {
 }
 
 
+MXFP4_120 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale"
+
+
 def test_nvfp4_must_be_native_on_blackwell_and_is_widened_on_hopper():
     assert faults(ROW) == []
     assert faults(ROW | {"tensor_ptx": {"tcgen05.mma.cta_group::1.kind::f16": 4}}) == ["nvfp4 is not native"]
     hopper = ROW | {"arch": "sm_90a", "tensor_ptx": {}}
     assert faults(hopper) == []
     assert remarks(hopper) == ["nvfp4 widened"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "instruction", "native"),
+    [
+        ("sm_100a", "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.scale_vec::2X", True),
+        ("sm_103a", "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.scale_vec::2X", True),
+        ("sm_120a", f"{MXFP4_120}.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0", True),
+        ("sm_120a", f"{MXFP4_120}.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3", False),  # NVFP4's
+        ("sm_100a", "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X", False),
+        ("sm_100a", "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X", False),  # widened
+        ("sm_103a", "tcgen05.mma.cta_group::1.kind::f16", False),
+        ("sm_120a", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", False),
+    ],
+)
+def test_mxfp4_must_be_native_on_blackwell(arch, instruction, native):
+    row = ROW | {"arch": arch, "declares": ["mxfp4"], "tensor_ptx": {instruction: 4}}
+    assert faults(row) == ([] if native else ["mxfp4 is not native"])
 
 
 def test_what_does_not_fit_and_what_spills_is_said():

@@ -79,7 +79,7 @@ def compress(
             f"{', the one before included, of two series' if overlap else ''}"
         )
     D = width // 2 if overlap else width
-    check("compress", dense=("out",), out=(out, f"{whole} {D}", torch.float32))
+    check("compress", dense=("out",), device=kv.device, out=(out, f"{whole} {D}", torch.float32))
     out = torch.empty(whole, D, dtype=torch.float32, device=kv.device) if out is None else out
     if whole and D:
         slots, block = tile(ratio, overlap, D)

@@ -93,7 +93,12 @@ def gather_dequantise(
     rows, num_keys = idx.shape
     if out is None:
         out = torch.empty(rows, num_keys, nope + ROPE, dtype=torch.bfloat16, device=idx.device)
-    check("gather_dequantise", dense=("out",), out=(out, f"{rows} {num_keys} {nope + ROPE}", torch.bfloat16))
+    check(
+        "gather_dequantise",
+        dense=("out",),
+        device=idx.device,
+        out=(out, f"{rows} {num_keys} {nope + ROPE}", torch.bfloat16),
+    )
     if not idx.numel():
         return out
     _gather_kernel[(rows, triton.cdiv(num_keys, KEYS))](
@@ -126,7 +131,7 @@ def builds(sizes: Sizes) -> list[Build]:
                 "rope_ptr": "*bf16",
                 "idx_ptr": "*i32",
                 "out_ptr": "*bf16",
-                "page_stride": "i64",
+                "page_stride": "i32",
                 "table_stride": "i32",
                 "num_keys": "i32",
             },

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import FLOATS, Wanted, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.grouped_ffn import hopper_down_kernel, hopper_kernel
 from kernels.grouped_ffn.group_kernel import Blocks, _group, group
@@ -34,7 +34,6 @@ from kernels.overlap import OVERLAPPED, follow, overlap
 from kernels.swiglu_quantise_nvfp4.kernel import swiglu_quantise
 
 COMBINE_COLS = 512
-FLOATS = (torch.bfloat16, torch.float32)
 
 
 def tile_for(num_slots: int, num_experts: int, native: bool) -> Tile:
@@ -167,19 +166,13 @@ def _for_hopper(x: Nvfp4Rows, weight: Nvfp4Weight, tile: Tile) -> bool:
     )
 
 
-def _check_weight(op: str, name: str, weight: Nvfp4Weight, axes: tuple[int, int, int]) -> None:
-    experts, n, k = axes
-    if k % 16:
-        raise ValueError(f"{op}: {name} has {k} columns; expected a multiple of 16")
-    check(
-        op,
-        dense=(name, f"{name}_scales", f"{name}_scale_2"),
-        **{
-            name: (weight.codes, f"{experts} {n} {k // 2}", torch.uint8),
-            f"{name}_scales": (weight.scales, f"{experts} {n} {k // 16}", torch.uint8),
-            f"{name}_scale_2": (weight.scale_2, f"{experts}", torch.float32),
-        },
-    )
+def _wanted(name: str, weight: Nvfp4Weight, rows: str, columns: str) -> dict[str, Wanted]:
+    """What a stack of E matrices is to be; ``columns``: bytes of a row of codes, 8 a scale."""
+    return {
+        name: (weight.codes, f"E {rows} {columns}", torch.uint8),
+        f"{name}_scales": (weight.scales, f"E {rows} {columns}/8", torch.uint8),
+        f"{name}_scale_2": (weight.scale_2, "E", torch.float32),
+    }
 
 
 def grouped_ffn(
@@ -221,22 +214,20 @@ def grouped_ffn(
     TypeError, ValueError
         Another stored format, shape or stride.
     """
-    (T, k), (E, D) = ids.shape, down.codes.shape[:2]
-    F = 2 * down.codes.shape[2]
-    check(
+    check_option("grouped_ffn", FLOATS, stored=stored, dtype=dtype)
+    stacks = _wanted("gate_up", gate_up, "4*H", "C") | _wanted("down", down, "2*C", "H")
+    sizes = check(  # C: D / 2, H: F / 2, bytes of a row of codes
         "grouped_ffn",
-        dense=("ids", "weights", "gsa", "out"),
-        codes=(x.codes, f"T {D // 2}", torch.uint8),
-        scales=(x.scales, f"T {D // 16}", torch.uint8),
+        dense=("ids", "weights", "gsa", "out", *stacks),
+        codes=(x.codes, "T C", torch.uint8),
+        scales=(x.scales, "T C/8", torch.uint8),
         gsa=(x.gsa, "T", torch.float32),
         ids=(ids, "T k", (torch.int32, torch.int64)),
         weights=(weights, "T k", torch.float32),
-        out=(out, f"T {D}", dtype),
+        out=(out, "T 2*C", dtype),
+        **stacks,
     )
-    _check_weight("grouped_ffn", "gate_up", gate_up, (E, 2 * F, D))
-    _check_weight("grouped_ffn", "down", down, (E, D, F))
-    if dtype not in FLOATS or stored not in FLOATS:
-        raise TypeError(f"grouped_ffn: stored {stored}, dtype {dtype}; expected bfloat16 or float32")
+    T, k, E, D, F = sizes["T"], sizes["k"], sizes["E"], 2 * sizes["C"], 2 * sizes["H"]
     device = x.codes.device
     out = torch.empty(T, D, dtype=dtype, device=device) if out is None else out
     if T == 0:

@@ -28,15 +28,15 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 def _mix(T: int, D: int, device: torch.device) -> Case:
     torch.manual_seed(T + D)
-    copies = rotation(8 * T * D)
+    copies = rotation(8 * T * D + 4 * 24 * 4 * D)
     streams = torch.randn(copies, T, 4, D, device=device).bfloat16()
-    fn = torch.randn(24, 4 * D, device=device) * (4 * D) ** -0.5
+    fn = torch.randn(copies, 24, 4 * D, device=device) * (4 * D) ** -0.5  # a site's own
     base, scale = torch.randn(24, device=device), torch.rand(3, device=device)
     out = Mix(*(torch.empty(shape, device=device) for shape in ((T, 4), (T, 4), (T, 4, 4))))
     part = partial_sums(T, D, device)
 
     def ours(i: int) -> None:
-        mix(streams[i], fn, base, scale, **OPTIONS, out=out, part=part)
+        mix(streams[i], fn[i], base, scale, **OPTIONS, out=out, part=part)
 
     paths: dict[str, Callable[[int], None]] = {OURS: ours}
     if find_spec("deep_gemm"):
@@ -45,18 +45,18 @@ def _mix(T: int, D: int, device: torch.device) -> Case:
         squares = torch.empty(PEER_SPLITS, T, device=device)
 
         def peer(i: int) -> None:
-            product(streams[i].view(T, 4 * D), fn, logits, squares, num_splits=PEER_SPLITS)
+            product(streams[i].view(T, 4 * D), fn[i], logits, squares, num_splits=PEER_SPLITS)
 
         paths["deepgemm"] = peer
 
     def check() -> None:
         ours(0)
-        want = ref_mix(streams[0, :8].float(), fn, base, scale, **OPTIONS)
+        want = ref_mix(streams[0, :8].float(), fn[0], base, scale, **OPTIONS)
         for got, wanted in zip(out, want, strict=True):
             _require((got[:8] - wanted).abs().max(), 2e-5)
         if "deepgemm" in paths:
             paths["deepgemm"](0)
-            exact = streams[0, :8].flatten(1).double() @ fn.double().T
+            exact = streams[0, :8].flatten(1).double() @ fn[0].double().T
             _require((logits.sum(0)[:8] - exact).abs().max(), 3e-2)  # TF32
 
     return Case(

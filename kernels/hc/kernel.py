@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT
 from kernels.hc.finish_kernel import finish_kernel
@@ -73,6 +73,7 @@ def mix(
     check(
         "hc_mix",
         dense=["pre", "post", "comb"],
+        device=streams.device,
         pre=(out.pre, f"{T} 4", F32),
         post=(out.post, f"{T} 4", F32),
         comb=(out.comb, f"{T} 4 4", F32),
@@ -111,6 +112,7 @@ def head_collapse(
         A tensor does not fit.
     """
     T, _ = _check_streams("hc_head_collapse", streams)
+    check_option("hc_head_collapse", FLOATS, dtype=dtype)
     _check_weights("hc_head_collapse", streams, fn, base, scale, STREAMS, 1)
     pre = torch.empty(T, STREAMS, dtype=F32, device=streams.device)
     weights(streams, fn, base, scale, Mix(pre, pre, pre), None, norm_eps, hc_eps, 0)
@@ -140,7 +142,14 @@ def collapse(
         A tensor does not fit.
     """
     T, D = _check_streams("hc_collapse", streams)
-    check("hc_collapse", dense=["pre", "out"], pre=(pre, f"{T} 4", F32), out=(out, f"{T} {D}", FLOATS))
+    check_option("hc_collapse", FLOATS, dtype=dtype)
+    check(
+        "hc_collapse",
+        dense=["pre", "out"],
+        device=streams.device,
+        pre=(pre, f"{T} 4", F32),
+        out=(out, f"{T} {D}", FLOATS),
+    )
     x = torch.empty(T, D, dtype=dtype, device=streams.device) if out is None else out
     if T and D:
         rows, block = 1, min(2048, triton.next_power_of_2(D))
@@ -182,9 +191,11 @@ def expand(
         A tensor does not fit.
     """
     T, D = _check_streams("hc_expand", streams)
+    check_option("hc_expand", FLOATS, dtype=dtype)
     check(
         "hc_expand",
         dense=["post", "comb", "out"],
+        device=streams.device,
         y=(y, f"{T} {D}", FLOATS),
         post=(post, f"{T} 4", F32),
         comb=(comb, f"{T} 4 4", F32),

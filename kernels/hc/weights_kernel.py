@@ -105,7 +105,12 @@ def weights(
     K = STREAMS * D
     chosen = tiles(T, K)
     part = partial_sums(T, D, streams.device) if part is None else part
-    check("hc_mix", dense=["part"], part=(part, f"{chosen.splits + 1} {T} 32", torch.float32))
+    check(
+        "hc_mix",
+        dense=["part"],
+        device=streams.device,
+        part=(part, f"{chosen.splits + 1} {T} 32", torch.float32),
+    )
     overlapped = overlap(streams.device)
     halves = chosen.halves and streams.dtype is torch.bfloat16
     partial_kernel[(chosen.rows, chosen.splits)](

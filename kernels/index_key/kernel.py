@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats import device as fmt
 from kernels.index_query.kernel import HEAD_DIM, ROPE_PAIRS, hadamard, rotated
@@ -100,11 +100,11 @@ def store_index_keys(
     TypeError, ValueError
         A dtype, shape or stride that is not the above; an unknown form.
     """
-    if form not in ENTRY_BYTES:
-        raise ValueError(f"store_index_keys: form {form!r} is not one of {', '.join(ENTRY_BYTES)}")
+    check_option("store_index_keys", ENTRY_BYTES, form=form)
     sizes = check(
         "store_index_keys",
         dense=("weight", "cos", "sin", "slots"),
+        aligned={"pages": 4},
         x=(x, f"E {HEAD_DIM}", torch.float32),
         weight=(weight, f"{HEAD_DIM}", (torch.bfloat16, torch.float32)),
         cos=(cos, f"E {ROPE_PAIRS}", torch.float32),
@@ -113,10 +113,10 @@ def store_index_keys(
         pages=(pages, "num_pages page_bytes", torch.uint8),
     )
     need = page_size * ENTRY_BYTES[form]
-    if page_size < 1 or pages.shape[1] < need or pages.stride(0) % 4 or pages.data_ptr() % 4:
+    if page_size < 1 or pages.shape[1] < need:
         raise ValueError(
-            f"store_index_keys: pages of shape {tuple(pages.shape)} and strides {pages.stride()}; expected rows of"
-            f" {need} bytes or more, multiples of 4 apart"
+            f"store_index_keys: pages of shape {tuple(pages.shape)}; expected rows of {need} bytes or more,"
+            f" page_size = {page_size} entries"
         )
     if sizes["E"] == 0:
         return

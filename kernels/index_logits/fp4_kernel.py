@@ -177,6 +177,7 @@ def builds(sizes: Sizes) -> list[Build]:
             {"q_ptr": "*u8", "q_scale_ptr": "*u8", "page_ptr": "*u8"},
             TILE,
             {"H": H},
+            native=("mxfp4",),
             only=("sm_100a", "sm_103a", "sm_120a"),
         ),
     ]

@@ -1,12 +1,13 @@
 """The indexer's scores on a GPU: what is called, and which kernel runs. The contract is kernels/index_logits/ref.py."""
 
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 import triton
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.index_logits import fp4_kernel as fp4
 from kernels.index_logits import fp8_kernel as fp8
@@ -58,6 +59,7 @@ def index_logits(
     TypeError, ValueError
         A dtype, shape or stride that is not the above; a path that cannot run.
     """
+    check_option("index_logits", (*get_args(Path), None), path=path)
     sizes = check(
         "index_logits",
         dense=("q", "k", "key_scale", "weights", "limits"),
@@ -142,11 +144,13 @@ def paged_index_logits(
     sizes = check(
         "paged_index_logits",
         dense=("q", "weights", "limits"),
+        aligned={"pages": 16},
         q=(q, f"B N H {HEAD_DIM}", torch.float8_e4m3fn),
         pages=(pages, "num_pages page_bytes", torch.uint8),
         page_table=(page_table, "B M", torch.int32),
         weights=(weights, "B N H", torch.float32),
         limits=(limits, "B N", torch.int32),
+        out=(out, "B N W", torch.float32),
     )
     B, N, H = sizes["B"], sizes["N"], sizes["H"]
     paged.check_pages("paged_index_logits", pages, page_size, HEAD_DIM + 4)
@@ -209,6 +213,7 @@ def paged_index_logits_fp4(
     sizes = check(
         "paged_index_logits_fp4",
         dense=("q", "q_scales", "weights", "limits"),
+        aligned={"pages": 16},
         q=(
             q,
             f"B N H {HEAD_DIM // 2 if native else HEAD_DIM}",
@@ -219,6 +224,7 @@ def paged_index_logits_fp4(
         page_table=(page_table, "B M", torch.int32),
         weights=(weights, "B N H", torch.float32),
         limits=(limits, "B N", torch.int32),
+        out=(out, "B N W", torch.float32),
     )
     B, N, H = sizes["B"], sizes["N"], sizes["H"]
     paged.check_pages("paged_index_logits_fp4", pages, page_size, fp4.ENTRY_BYTES)
@@ -242,5 +248,15 @@ def _block(H: int) -> int:
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """Every specialisation of all kernels here at one model's shapes."""
-    return [*fp8.builds(sizes), *hopper.builds(sizes), *fp4.builds(sizes)]
+    """Every specialisation of all kernels here at one model's shapes, hidden entries left or filled."""
+    left = [*fp8.builds(sizes), *hopper.builds(sizes), *fp4.builds(sizes)]
+    tail = f"/{sizes.name}"
+    filled = [
+        replace(
+            build,
+            name=f"{build.name.removesuffix(tail)}_fill{tail}",
+            constants={**build.constants, "FILL": True},
+        )
+        for build in left
+    ]
+    return left + filled

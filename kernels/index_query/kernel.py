@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats import device as fmt
 
@@ -147,8 +147,7 @@ def index_query(
     TypeError, ValueError
         A dtype, shape or stride that is not the above; an unknown form.
     """
-    if form not in FORMS:
-        raise ValueError(f"index_query: form {form!r} is not one of {', '.join(FORMS)}")
+    check_option("index_query", FORMS, form=form)
     sizes = check(
         "index_query",
         dense=("cos", "sin"),

@@ -97,7 +97,7 @@ def test_strided_tokens(form, accelerator):
 
 def test_refuses(accelerator):
     q, cos, sin, weights = (x.to(accelerator) for x in case(2, 4))
-    with pytest.raises(ValueError, match="form 'fp6'"):
+    with pytest.raises(ValueError, match="form = 'fp6'"):
         kernel.index_query(q, cos, sin, weights, scale=SCALE, form="fp6")
     with pytest.raises(TypeError, match="q is"):
         kernel.index_query(q.half(), cos, sin, weights, scale=SCALE)

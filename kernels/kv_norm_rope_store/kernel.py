@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT
 from kernels.kv_store.kernel import (
@@ -118,7 +118,7 @@ def kv_norm_rope_store(
     TypeError, ValueError
         A tensor does not fit.
     """
-    place = seven_scales("kv_norm_rope_store", pages, kv.shape[-1])
+    place = seven_scales("kv_norm_rope_store", kv, pages)
     _launch(kv, weight, cos, sin, slots, place, eps, between)
 
 
@@ -150,7 +150,7 @@ def kv_norm_rope_store_aligned(
     TypeError, ValueError
         A tensor does not fit.
     """
-    place = aligned("kv_norm_rope_store", data, token_scale, kv.shape[-1])
+    place = aligned("kv_norm_rope_store", kv, data, token_scale)
     _launch(kv, weight, cos, sin, slots, place, eps, between)
 
 
@@ -164,9 +164,11 @@ def _launch(
     eps: float,
     between: torch.dtype,
 ) -> None:
+    check_option("kv_norm_rope_store", TRITON, between=between)
     check(
         "kv_norm_rope_store",
         dense=["cos", "sin", "slots"],
+        device=place.data.device,
         kv=(kv, "T Z", FLOATS),
         weight=(weight, "Z", FLOATS),
         cos=(cos, "T 32", F32),

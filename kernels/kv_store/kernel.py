@@ -137,7 +137,7 @@ def store(kv: Tensor, pages: Tensor, slots: Tensor) -> None:
     TypeError, ValueError
         A tensor does not fit.
     """
-    _launch(kv, slots, seven_scales("kv_store", pages, kv.shape[-1]))
+    _launch(kv, slots, seven_scales("kv_store", kv, pages))
 
 
 def store_aligned(kv: Tensor, data: Tensor, token_scale: Tensor, slots: Tensor) -> None:
@@ -159,16 +159,15 @@ def store_aligned(kv: Tensor, data: Tensor, token_scale: Tensor, slots: Tensor) 
     TypeError, ValueError
         A tensor does not fit.
     """
-    _launch(kv, slots, aligned("kv_store", data, token_scale, kv.shape[-1]))
+    _launch(kv, slots, aligned("kv_store", kv, data, token_scale))
 
 
-def seven_scales(op: str, pages: Tensor, width: int) -> Place:
-    """Pages of the record with a scale per 64 nope, for rows of ``width`` values."""
-    _check_width(op, width)
-    layout = RecordLayout(width - ROPE)
-    check(op, pages=(pages, "P Z", torch.uint8))
+def seven_scales(op: str, kv: Tensor, pages: Tensor) -> Place:
+    """Pages of the record with a scale per 64 nope, for the rows of kv."""
+    check(op, aligned={"pages": 16}, kv=(kv, "T K", FLOATS), pages=(pages, "P Z", torch.uint8))
+    layout = RecordLayout(_nope(op, kv))
     page = pages.shape[1] // layout.token_bytes
-    if page < 1 or layout.page_bytes(page) != pages.shape[1] or pages.stride(0) % 16:
+    if page < 1 or layout.page_bytes(page) != pages.shape[1]:
         shape, strides = tuple(pages.shape), pages.stride()
         raise ValueError(
             f"{op}: pages is torch.uint8 of shape {shape} and strides {strides}: no page of {layout}"
@@ -177,26 +176,30 @@ def seven_scales(op: str, pages: Tensor, width: int) -> Place:
     return Place(pages, pages, pages.stride(0), 0, constants)
 
 
-def aligned(op: str, data: Tensor, token_scale: Tensor, width: int) -> Place:
-    """Pages of the aligned record, for rows of ``width`` values."""
-    _check_width(op, width)
+def aligned(op: str, kv: Tensor, data: Tensor, token_scale: Tensor) -> Place:
+    """Pages of the aligned record, for the rows of kv."""
     check(
         op,
-        data=(data, f"P S {width + ROPE}", torch.uint8),
+        aligned={"data": 16},
+        kv=(kv, f"T Z-{ROPE}", FLOATS),
+        data=(data, "P S Z", torch.uint8),
         token_scale=(token_scale, "P S", torch.float32),
     )
-    if data.stride(0) % 16 or (data.numel() and data.stride(1) != width + ROPE):
-        shape, strides = tuple(data.shape), data.stride()
+    nope = _nope(op, kv)
+    if data.numel() and data.stride(1) != data.shape[2]:
         raise ValueError(
-            f"{op}: data of shape {shape} and strides {strides}: tokens not dense or pages not by 16"
+            f"{op}: data of shape {tuple(data.shape)} and strides {data.stride()}: tokens not dense"
         )
-    constants = {"PAGE": data.shape[1], "NOPE": width - ROPE, "ALIGNED": True, "SCALE_BYTES": 0}
+    constants = {"PAGE": data.shape[1], "NOPE": nope, "ALIGNED": True, "SCALE_BYTES": 0}
     return Place(data, token_scale, data.stride(0), token_scale.stride(0), constants)
 
 
-def _check_width(op: str, width: int) -> None:
+def _nope(op: str, kv: Tensor) -> int:
+    """Values without RoPE of a row."""
+    width = kv.shape[1]
     if width < GROUP + ROPE or width % GROUP:
         raise ValueError(f"{op}: rows of {width} values are not nope (a multiple of {GROUP}) and {ROPE} rope")
+    return width - ROPE
 
 
 def rows_of(num_rows: int) -> tuple[int, int]:
@@ -205,7 +208,13 @@ def rows_of(num_rows: int) -> tuple[int, int]:
 
 
 def _launch(kv: Tensor, slots: Tensor, place: Place) -> None:
-    check("kv_store", dense=["slots"], kv=(kv, "T Z", FLOATS), slots=(slots, "T", torch.int64))
+    check(
+        "kv_store",
+        dense=["slots"],
+        device=place.data.device,
+        kv=(kv, "T Z", FLOATS),
+        slots=(slots, "T", torch.int64),
+    )
     T = len(kv)
     if T == 0:
         return

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.linear import finish_kernel, hopper_kernel, wide_kernel
 from kernels.linear.finish_kernel import finish
@@ -24,7 +24,6 @@ from kernels.nvfp4_quantise.ref import Nvfp4Rows
 ENOUGH_PROGRAMS = 512  # about four a multiprocessor of an H200 or B200
 LEAST_K = 512  # of one part: under it a program's start costs more than its loads
 ONLY = {"ptx": ("sm_90a",), "native": ("sm_100a", "sm_103a", "sm_120a")}
-OUT = (torch.bfloat16, torch.float32)
 
 
 class Tile(NamedTuple):
@@ -216,22 +215,25 @@ def _grouped(
     shared: bool = False,
 ) -> Tensor:
     """One launch over G matrices: on columns of their own, or on the same ones."""
-    groups, n, half = weight.codes.shape
+    check_option(op, FLOATS, dtype=dtype)
+    groups, n, half = check(  # C: bytes of a row of codes, 16 of which have two scales
+        op,
+        dense=("weight", "weight_scales"),
+        weight=(weight.codes, "G N C", torch.uint8),
+        weight_scales=(weight.scales, "G N C/8", torch.uint8),
+    ).values()
     k, wide = 2 * half, groups * n
     width = k if shared else groups * k
     check(
         op,
-        dense=("weight", "weight_scales", "gsa", "scale_2", "out"),
+        dense=("gsa", "scale_2", "out"),
+        device=weight.codes.device,
         codes=(x.codes, f"T {width // 2}", torch.uint8),
         scales=(x.scales, f"T {width // 16}", torch.uint8),
         gsa=(x.gsa, "T", torch.float32),
-        weight=(weight.codes, f"{groups} {n} {half}", torch.uint8),
-        weight_scales=(weight.scales, f"{groups} {n} {k // 16}", torch.uint8),
         scale_2=(weight.scale_2, "1" if weight.scale_2.numel() == 1 else f"{groups}", torch.float32),
         out=(out, f"T {wide}", dtype),
     )
-    if dtype not in OUT or k % 16:
-        raise ValueError(f"{op}: dtype {dtype} with K = {k}: bfloat16 or float32, and K a multiple of 16")
     rows = len(x.codes)
     out = torch.empty(rows, wide, dtype=dtype, device=x.codes.device) if out is None else out
     if rows == 0 or n == 0:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats import device as fmt
 from kernels.linear.finish_kernel import finish, sqrt_softplus
@@ -156,6 +156,7 @@ def bf16_linear(
     TypeError, ValueError
         Another dtype, shape or stride.
     """
+    check_option("bf16_linear", FLOATS, dtype=dtype)
     check(
         "bf16_linear",
         dense=("weight", "out"),
@@ -231,7 +232,9 @@ def fp8_linear(
     TypeError, ValueError
         Another stored format, shape or stride.
     """
-    squares = triton.cdiv(weight.shape[0], FP8_BLOCK)
+    check_option("fp8_linear", FLOATS, dtype=dtype)
+    rows = check("fp8_linear", weight=(weight, "N K", torch.float8_e4m3fn))["N"]
+    squares = triton.cdiv(rows, FP8_BLOCK)
     check(
         "fp8_linear",
         dense=("weight", "weight_scales", "out"),
@@ -245,8 +248,6 @@ def fp8_linear(
 
 
 def _result(x: Tensor, weight: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-    if dtype not in (torch.bfloat16, torch.float32):
-        raise TypeError(f"linear: a result of {dtype}; expected bfloat16 or float32")
     return torch.empty(len(x), len(weight), dtype=dtype, device=x.device) if out is None else out
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.hc.streams_kernel import NUM_STREAMS
 from kernels.overlap import follow
@@ -110,6 +110,7 @@ def mhc_rmsnorm_quantise(
         A tensor does not fit.
     """
     op = "mhc_rmsnorm_quantise_nvfp4"
+    check_option(op, TRITON, between=between)
     sizes = check(
         op,
         dense=["pre"],

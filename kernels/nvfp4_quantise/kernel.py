@@ -128,6 +128,8 @@ def allocate(
     check(
         op,
         dense=["codes", "scales", "gsa"],
+        aligned={"codes": 4},
+        device=device,
         codes=(out.codes, f"{T} {D // 2}", U8),
         scales=(out.scales, f"{T} {D // 16}", U8),
         gsa=(out.gsa, f"{T}", F32),

@@ -96,14 +96,13 @@ def row_slots(rows: Tensor, tables: Tensor, sequence: Tensor, page_size: int) ->
     TypeError, ValueError
         A tensor does not fit.
     """
-    (T,) = rows.shape
-    check(
+    T = check(
         "row_slots",
         dense=("rows", "sequence"),
         rows=(rows, "T", INTEGERS),
         sequence=(sequence, "T", INTEGERS),
         tables=(tables, "B M", INTEGERS),
-    )
+    )["T"]
     out = torch.empty(T, dtype=torch.int64, device=rows.device)
     if T:
         args = rows, tables, sequence, out, T, tables.stride(0)

@@ -126,7 +126,7 @@ def norm_rope(q: Tensor, cos: Tensor, sin: Tensor, *, eps: float, out: Tensor | 
         A tensor does not fit.
     """
     T, H, K = _check("q_norm_rope", q, cos, sin)
-    check("q_norm_rope", dense=["out"], out=(out, f"{T} {H} {K}", BF16))
+    check("q_norm_rope", dense=["out"], device=q.device, out=(out, f"{T} {H} {K}", BF16))
     y = torch.empty(T, H, K, dtype=BF16, device=q.device) if out is None else out
     if T * H:
         rows, warps = _rows(T * H)
@@ -182,6 +182,7 @@ def norm_rope_quantise(
     check(
         op,
         dense=["record", "scale", "residual"],
+        device=q.device,
         record=(out.record, f"{T} {H} {K + ROPE}", U8),
         scale=(out.scale, f"{T} {H}", F32),
         residual=(out.residual, f"{T} {H} {K - ROPE}", U8),

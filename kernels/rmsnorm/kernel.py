@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT
 from kernels.overlap import OVERLAPPED, follow, overlap
@@ -27,7 +27,6 @@ from kernels.rmsnorm.row_kernel import (
     squares,
 )
 
-FLOATS = (torch.bfloat16, torch.float32)
 MAX_D = 32768  # a row of a program's registers
 
 
@@ -125,6 +124,7 @@ def rmsnorm(
     TypeError, ValueError
         A tensor does not fit; D is over 32768.
     """
+    check_option("rmsnorm", FLOATS, dtype=dtype)
     sizes = check(
         "rmsnorm", dense=["out"], x=(x, "T D", FLOATS), weight=(weight, "D", FLOATS), out=(out, "T D", FLOATS)
     )

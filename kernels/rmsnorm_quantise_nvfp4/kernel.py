@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.nvfp4_quantise.kernel import OUT_SIGNATURE, allocate, in_words, store_nvfp4
 from kernels.overlap import OVERLAPPED, follow, overlap
@@ -104,6 +104,7 @@ def rmsnorm_quantise(
         A tensor does not fit.
     """
     op = "rmsnorm_quantise_nvfp4"
+    check_option(op, TRITON, between=between)
     sizes = check(op, x=(x, "T D", FLOATS), weight=(weight, "D", FLOATS))
     T, D = sizes["T"], sizes["D"]
     done = allocate_normed(op, T, D, x.device, copy, out)
@@ -143,10 +144,11 @@ def allocate_normed(
     TypeError, ValueError
         A tensor of ``out`` does not fit, or D.
     """
+    check_option(op, (*FLOATS, None), copy=copy)
     rows = allocate(op, T, D, device, None if out is None else out.rows)
     if out is None:
         return NormedRows(rows, None if copy is None else torch.empty(T, D, dtype=copy, device=device))
-    check(op, dense=["copy"], copy=(out.copy, f"{T} {D}", FLOATS))
+    check(op, dense=["copy"], device=device, copy=(out.copy, f"{T} {D}", FLOATS))
     return out
 
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT
 from kernels.rmsnorm.kernel import FLOATS
@@ -95,6 +95,7 @@ def rope(
     TypeError, ValueError
         A tensor does not fit.
     """
+    check_option("rope", FLOATS, dtype=dtype)
     axes = "T D" if x.ndim == 2 else "T H D"
     sizes = check(
         "rope",

@@ -105,6 +105,7 @@ def _outputs(
     check(
         "route",
         dense=("ids", "weights"),
+        device=scores.device,
         ids=(ids, f"{tokens} {k}", torch.int32),
         weights=(weights, f"{tokens} {k}", torch.float32),
     )

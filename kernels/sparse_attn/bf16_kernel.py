@@ -31,12 +31,15 @@ def attend_bf16_kernel(
     scale,
     NOPE: tl.constexpr,
     PAGE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTIAL: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (T * head tiles, SPLITS). ``keys_ptr`` None: K from pages; else from the buffer, -1 masked by idx."""
+    """Grid (T * head tiles, splits); PARTIAL: more than one split.
+
+    ``keys_ptr`` None: K from pages; else from the buffer, -1 masked by idx.
+    """
     follow(PDL)
     row, head, at_out = own_rows(heads, BLOCK_H)
     width: tl.constexpr = NOPE + 64
@@ -44,7 +47,7 @@ def attend_bf16_kernel(
     own = (head < heads)[:, None]
     q = tl.load(q_ptr + row * q_stride + head[:, None] * width + column[None, :], mask=own, other=0.0)
 
-    first, last = own_keys(num_keys, SPLITS, BLOCK_S)
+    first, last = own_keys(num_keys, BLOCK_S)
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     weighted = tl.zeros((BLOCK_H, width), tl.float32)
@@ -65,6 +68,6 @@ def attend_bf16_kernel(
         weighted = tl.dot(p.to(tl.bfloat16), k, weighted * shrink[:, None])
         peak = highest
 
-    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at_out, head, heads, SPLITS)
+    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at_out, head, heads, PARTIAL)
     result = (weighted * inverse[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at_out[:, None] * width + column[None, :], result, mask=own)

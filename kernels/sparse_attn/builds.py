@@ -3,7 +3,7 @@
 from kernels.build_spec import Build, Sizes
 from kernels.overlap import OVERLAPPED
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
-from kernels.sparse_attn.combine_kernel import _combine_kernel
+from kernels.sparse_attn.combine_kernel import MAX_SPLITS, _combine_kernel
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
 from kernels.sparse_attn.gathered_hopper_kernel import attend_gathered_hopper_kernel
 from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel, stages_of
@@ -19,7 +19,7 @@ SHARED = {
     "idx_ptr": "*i32",
     "sinks_ptr": "*fp32",
     "lse_ptr": "*fp32",
-    "page_stride": "i64",
+    "page_stride": "i32",
     "table_stride": "i32",
     "heads": "i32",
     "num_keys": "i32",
@@ -32,9 +32,14 @@ ALIGNED = ("page_stride", "table_stride", "heads", "num_keys")
 def builds(sizes: Sizes) -> list[Build]:
     """Every path at a real model's heads and 64-token pages, for each family of devices."""
     return [
-        *(build for family in ARCHES for build in _portable(sizes, family)),
-        *(_combine(sizes, parts) for parts in (2, 16)),
         # whole rows and parts are two programs: a launch of few rows must not be the first to compile the second
+        *(
+            build
+            for family in ARCHES
+            for partial in (False, True)
+            for build in _portable(sizes, family, partial)
+        ),
+        *(_combine(sizes, 2**power) for power in range(1, MAX_SPLITS.bit_length())),
         *(_gathered_hopper(sizes, partial) for partial in (False, True)),
         *(
             _hopper(sizes, terms, seven, partial)
@@ -45,12 +50,13 @@ def builds(sizes: Sizes) -> list[Build]:
     ]
 
 
-def _portable(sizes: Sizes, family: Family) -> list[Build]:
+def _portable(sizes: Sizes, family: Family, partial: bool) -> list[Build]:
     tail = f"{sizes.name}/{family}"
+    form = "_part" if partial else ""
     constants = {
         "NOPE": sizes.head_dim - sizes.qk_rope_head_dim,
         "PAGE": PAGE,
-        "SPLITS": 1,
+        "PARTIAL": partial,
     }
     none, pdl = dict.fromkeys(("table_ptr", "sequence_ptr")), {"PDL": True}
     bf16 = SHARED | {"q_ptr": "*bf16", "out_ptr": "*bf16", "q_stride": "i32"}
@@ -69,7 +75,7 @@ def _portable(sizes: Sizes, family: Family) -> list[Build]:
         absent = {argument: None for argument in absent if argument not in signature or argument in extra}
         given = {name: kind for name, kind in signature.items() if name not in extra}
         return Build(
-            name=f"sparse_attn/{name}/{tail}",
+            name=f"sparse_attn/{name}{form}/{tail}",
             kernel=kernel,
             signature=given,
             constants=absent | constants | shape | extra,
@@ -92,7 +98,7 @@ def _portable(sizes: Sizes, family: Family) -> list[Build]:
         return build(name, attend_fp8_kernel, signature, choices, ("fp8",))
 
     return [
-        build("b0", attend_bf16_kernel, bf16 | {"keys_ptr": "*bf16"}, none | pdl),
+        build("b0", attend_bf16_kernel, bf16 | {"keys_ptr": "*bf16"}, none | pdl | {"PAGE": 1}),
         build("b1a", attend_bf16_kernel, bf16 | PAGES, none | pdl),
         build("b1a_table", attend_bf16_kernel, bf16 | PAGES, pdl),
         narrow("b1"),

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments import FLOATS, check
 from kernels.overlap import follow, overlap
 from kernels.sparse_attn.keys_kernel import LN2, LOG2E
 
@@ -78,7 +79,26 @@ def combine(part: Tensor, part_lse: Tensor, sinks: Tensor, out: Tensor, lse: Ten
         Written.
     lse : (T, H) FP32
         Written: natural, without the sink; -inf for a row without keys.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor does not fit, or is not dense.
     """
+    check(
+        "combine",
+        dense=("part", "part_lse", "sinks", "out", "lse"),
+        part=(part, "N T H K", FLOATS),
+        part_lse=(part_lse, "N T H", torch.float32),
+        sinks=(sinks, "H", torch.float32),
+        out=(out, "T H K", FLOATS),
+        lse=(lse, "T H", torch.float32),
+    )
+    launch(part, part_lse, sinks, out, lse)
+
+
+def launch(part: Tensor, part_lse: Tensor, sinks: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Launch on checked arguments of :func:`combine`."""
     parts, rows, heads, width = part.shape
     _combine_kernel[(rows * heads,)](
         part,

@@ -109,13 +109,16 @@ def attend_fp8_kernel(
     scale,
     NOPE: tl.constexpr,
     PAGE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTIAL: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_S: tl.constexpr,
     ROPE_FP8: tl.constexpr,
     PV_FP8: tl.constexpr,
 ):
-    """Grid (T * head tiles, SPLITS). ``token_scale_ptr`` None: seven scales in the pages; else the aligned record."""
+    """Grid (T * head tiles, splits); PARTIAL: more than one split.
+
+    ``token_scale_ptr`` None: seven scales in the pages; else the aligned record.
+    """
     row, head, at = own_rows(heads, BLOCK_H)
     width: tl.constexpr = NOPE + GROUP
     data: tl.constexpr = NOPE + 2 * GROUP
@@ -126,7 +129,7 @@ def attend_fp8_kernel(
     part = tl.arange(0, GROUP)
     q_rope_at = (q_head * data + NOPE)[:, None] // 2 + part[None, :]
 
-    first, last = own_keys(num_keys, SPLITS, BLOCK_S)
+    first, last = own_keys(num_keys, BLOCK_S)
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     weighted = tl.zeros((BLOCK_H, width), tl.float32)
@@ -176,7 +179,7 @@ def attend_fp8_kernel(
             turned = tl.dot((p_rope * k_unit[None, :]).to(tl.bfloat16), k_rope, turned * shrink[:, None])
         peak = highest
 
-    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at, head, heads, SPLITS)
+    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at, head, heads, PARTIAL)
     column = tl.arange(0, width)
     narrow = out_ptr.dtype.element_ty
     stored = own & (column < NOPE)[None, :] if PV_FP8 else own

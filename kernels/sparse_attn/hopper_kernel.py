@@ -19,7 +19,9 @@ hopper_producer_kernel.py; tiles, barriers and
 the launch are here.
 
 Two records. Aligned: a token's scale times 2^60 multiplies its scores and joins P. Seven scales: each group's dots
-are added under the keys' scales, and V^T is multiplied, in BF16 and exactly, by scale * 2^60 as it is turned.
+are added under the keys' scales, and V^T is multiplied, in BF16 and exactly, by scale * 2^60 as it is turned. What
+2^60 leaves of the range: a group's scale up to 2^67 (the exponent of scale * 2^60 stops there); a token's up to 2^40
+(448 products of 448 * 448, times 2^60 and it, stay under FP32's 2^128, and so does P, up to 2^8, in BF16).
 
 Who may touch what in shared memory, and the barrier that orders it (arrivals in brackets):
 

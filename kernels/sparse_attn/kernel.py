@@ -14,23 +14,23 @@ and splits change the order of sums alone (but for B1 on Hopper): FP32, and wher
 BF16. The number of splits is a function of the launch; see :mod:`kernels.sparse_attn.combine_kernel`.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import triton
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.formats.kv_record import ROPE
 from kernels.overlap import overlap
+from kernels.sparse_attn import combine_kernel
 from kernels.sparse_attn import gathered_hopper_kernel as gathered_hopper
 from kernels.sparse_attn import hopper_kernel as hopper
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.builds import builds
-from kernels.sparse_attn.combine_kernel import combine
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
 from kernels.sparse_attn.keys_kernel import check_keys
-from kernels.sparse_attn.tiles import Room, room, tile_of
+from kernels.sparse_attn.tiles import ROOM, Room, of_room, room, tile_of
 
 __all__ = ["builds", "path_of", "room", "sparse_attn_fp8", "sparse_attn_gathered", "sparse_attn_widened"]
 Path = Literal["hopper", "portable"]
@@ -74,13 +74,15 @@ def sparse_attn_gathered(
     TypeError, ValueError
         A tensor does not fit; the message has its name, shape, dtype and strides.
     """
+    check_option("sparse_attn_gathered", (*get_args(Path), None), path=path)
     check(
         "sparse_attn_gathered",
-        dense=("keys", "idx", "sinks"),
+        dense=("keys", "idx", "sinks", *ROOM),
         q=(q, "T H K", BF16),
         keys=(keys, "T S K", BF16),
         idx=(idx, "T S", INT32),
         sinks=(sinks, "H", FP32),
+        **of_room(into, "K"),
     )
     _check_q(q)
     rows, heads, width = q.shape
@@ -138,10 +140,11 @@ def sparse_attn_widened(
     """
     check(
         "sparse_attn_widened",
-        dense=("sinks",),
+        dense=("sinks", *ROOM),
         q=(q, "T H K", BF16),
         sinks=(sinks, "H", FP32),
         idx=(idx, "T S", INT32),
+        **of_room(into, "K"),
     )
     _check_q(q)
     page = check_keys("sparse_attn_widened", q.shape[2], pages, idx, page_table, sequence)
@@ -178,7 +181,7 @@ def _portable(kernel, operands, tile, chosen, sinks, scale, width, into, **const
             scale,
             NOPE=width - ROPE,
             PAGE=page,
-            SPLITS=into.splits,
+            PARTIAL=into.splits > 1,
             BLOCK_H=tile.heads,
             BLOCK_S=tile.keys,
             num_warps=tile.warps,
@@ -191,7 +194,7 @@ def _portable(kernel, operands, tile, chosen, sinks, scale, width, into, **const
 def _combined(into: Room, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Results, of parts if keys were split."""
     if into.part is not None and into.part_lse is not None:
-        combine(into.part, into.part_lse, sinks, into.out, into.lse)
+        combine_kernel.launch(into.part, into.part_lse, sinks, into.out, into.lse)
     return into.out, into.lse
 
 
@@ -260,21 +263,29 @@ def sparse_attn_fp8(
     lse : (T, H) FP32
         The Hopper path takes keys whose logit is under -6900 for no keys.
 
+    Notes
+    -----
+    The Hopper path is right for keys with scales up to 2^67 a group of 64, or with ``token_scale`` up to 2^40 a token:
+    beyond, a group's part of V is multiplied by less than its scale, or results are infinite or NaN. A NaN query gives
+    NaN there even where the ref has 0 and -inf, in a row without keys. The portable path has neither limit.
+
     Raises
     ------
     TypeError, ValueError
         A tensor does not fit; the message has its name, shape, dtype and strides.
     """
-    width = q.shape[-1] - ROPE
-    check(
+    check_option("sparse_attn_fp8", (*get_args(Path), None), path=path)
+    sizes = check(
         "sparse_attn_fp8",
-        dense=("q", "q_scale", "residual", "sinks"),
+        dense=("q", "q_scale", "residual", "sinks", *ROOM),
         q=(q, "T H Z", BYTE),
         q_scale=(q_scale, "T H", FP32),
-        residual=(residual, f"T H {width - ROPE}", BYTE),
+        residual=(residual, f"T H Z-{2 * ROPE}", BYTE),
         sinks=(sinks, "H", FP32),
         idx=(idx, "T S", INT32),
+        **of_room(into, f"Z-{ROPE}"),
     )
+    width = sizes["Z"] - ROPE
     page = check_keys("sparse_attn_fp8", width, pages, idx, page_table, sequence, token_scale)
     rows, heads, num_keys = *q_scale.shape, idx.shape[1]
     into = into or room(rows, heads, num_keys, width, q.device)

@@ -34,12 +34,12 @@ def own_rows(heads, BLOCK_H: tl.constexpr):
 
 
 @triton.jit
-def own_keys(num_keys, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr):
+def own_keys(num_keys, BLOCK_S: tl.constexpr):
     """First key of this program's split, and the end of it."""
-    split = tl.program_id(1)
+    split, splits = tl.program_id(1), tl.num_programs(1)
     tiles = tl.cdiv(num_keys, BLOCK_S)
-    first = split * tiles // SPLITS * BLOCK_S
-    return first, tl.minimum((split + 1) * tiles // SPLITS * BLOCK_S, num_keys)
+    first = split * tiles // splits * BLOCK_S
+    return first, tl.minimum((split + 1) * tiles // splits * BLOCK_S, num_keys)
 
 
 @triton.jit
@@ -147,12 +147,12 @@ def finish_part(peak, total):
 
 
 @triton.jit
-def finish_row(peak, total, sinks_ptr, lse_at, head, heads, SPLITS: tl.constexpr):
+def finish_row(peak, total, sinks_ptr, lse_at, head, heads, PARTIAL: tl.constexpr):
     """Store the LSE of a row, or of its part, and give the reciprocal of its sum: FP32 [BLOCK_H]."""
-    if SPLITS == 1:
-        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
-    else:
+    if PARTIAL:
         inverse, lse = finish_part(peak, total)
+    else:
+        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
     tl.store(lse_at, lse, mask=head < heads)
     return inverse
 
@@ -181,6 +181,7 @@ def check_keys(
     check(
         op,
         dense=("idx", "sequence", "token_scale"),
+        aligned={"pages": 16},
         pages=(pages, shape, torch.uint8),
         token_scale=(token_scale, "P p", torch.float32),
         idx=(idx, "T S", torch.int32),
@@ -191,10 +192,8 @@ def check_keys(
         raise ValueError(f"{op}: head_dim must be 256 or 512, got {width}")
     if (page_table is None) != (sequence is None):
         raise ValueError(f"{op}: page_table and sequence come together")
-    whole = token_scale is None or pages.stride(1) == pages.shape[2]
-    if pages.stride(0) % 16 or pages.data_ptr() % 16 or not whole:
+    if token_scale is not None and pages.stride(1) != pages.shape[2]:
         raise ValueError(
-            f"{op}: pages of shape {tuple(pages.shape)} and strides {pages.stride()} do not start at multiples"
-            " of 16 bytes, or a page is not dense"
+            f"{op}: pages of shape {tuple(pages.shape)} and strides {pages.stride()}: a page is not dense"
         )
     return RecordLayout(width - ROPE).page_size(pages.shape[1]) if token_scale is None else pages.shape[1]

@@ -7,9 +7,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.arguments import FLOATS, Wanted
 from kernels.sparse_attn.combine_kernel import num_splits, parts_of
 
 BLOCK = 64  # heads and keys of a tile, as splits are counted, on every path
+ROOM = ("out", "lse", "part", "part_lse")
 Family = Literal["hopper", "blackwell", "small"]  # 227 KB of shared memory; that and tensor memory; 99 KB
 FAMILIES: dict[tuple[int, int], Family] = {(9, 0): "hopper", (10, 0): "blackwell", (10, 3): "blackwell"}
 
@@ -62,6 +64,11 @@ class Room:
     part: Tensor | None
     part_lse: Tensor | None
 
+    def __post_init__(self) -> None:
+        """Refuse parts without their LSE, or the other way round."""
+        if (self.part is None) != (self.part_lse is None):
+            raise ValueError("Room: part and part_lse come together")
+
     @property
     def splits(self) -> int:
         """Splits of each row's keys."""
@@ -91,6 +98,17 @@ def room(
     lse = torch.empty(rows, heads, dtype=torch.float32, device=device)
     parts = parts_of(count, rows, heads, width, device) if count > 1 else (None, None)
     return Room(out, lse, *parts)
+
+
+def of_room(into: Room | None, width: str) -> dict[str, Wanted]:
+    """What :func:`kernels.arguments.check` is to find of a room for T rows of H heads; all of it is dense."""
+    out, lse, part, part_lse = (None,) * 4 if into is None else (getattr(into, name) for name in ROOM)
+    return {
+        "out": (out, f"T H {width}", FLOATS),
+        "lse": (lse, "T H", torch.float32),
+        "part": (part, f"N T H {width}", FLOATS),
+        "part_lse": (part_lse, "N T H", torch.float32),
+    }
 
 
 def tile_of(heads: int, width: int, device: torch.device, *, gathered: bool, terms: int = 1) -> Tile:

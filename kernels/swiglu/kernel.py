@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT
 from kernels.rmsnorm.kernel import FLOATS
@@ -68,8 +68,9 @@ def swiglu(
     TypeError, ValueError
         A tensor does not fit; 2 F is odd.
     """
+    check_option("swiglu", FLOATS, dtype=dtype)
     T, F = check_halves("swiglu", gate_up)
-    check("swiglu", dense=["out"], out=(out, f"{T} {F}", FLOATS))
+    check("swiglu", dense=["out"], device=gate_up.device, out=(out, f"{T} {F}", FLOATS))
     y = torch.empty(T, F, dtype=dtype, device=gate_up.device) if out is None else out
     if T and F:
         block = min(1024, triton.next_power_of_2(F))

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments import check_option
 from kernels.build_spec import Build, Sizes
 from kernels.nvfp4_quantise.kernel import OUT_SIGNATURE, allocate, in_words, store_nvfp4
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
@@ -68,6 +69,7 @@ def swiglu_quantise(
     TypeError, ValueError
         A tensor does not fit.
     """
+    check_option("swiglu_quantise_nvfp4", TRITON, between=between)
     T, F = check_halves("swiglu_quantise_nvfp4", gate_up)
     rows_out = allocate("swiglu_quantise_nvfp4", T, F, gate_up.device, out)
     if T and F:
