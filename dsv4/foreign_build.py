@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from dsv4.config import Config, ConfigError, load
+from dsv4.console import main_guard
 from dsv4.files import write_json
-from dsv4.run.console import main_guard
 from dsv4.stale_locks import clear
 
 RECORD, LOG_TAIL = "foreign_build.json", 200  # lines

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from dsv4.config import Config, load
+from dsv4.console import main_guard
 from dsv4.files import write_json, write_parquet
 from dsv4.identity import git_state, versions
 from dsv4.judge.claims import judge_claims
@@ -21,7 +22,6 @@ from dsv4.judge.measure import arguments
 from dsv4.judge.times import read_times, with_time
 from dsv4.ladder import State, Variant
 from dsv4.prompts import load_prompts
-from dsv4.run.console import main_guard
 from dsv4.salvage import current, newest
 
 NEEDED_FROM = 256.0  # max abs X from which a BF16 ULP is 2: under it an FP32 residual cannot matter

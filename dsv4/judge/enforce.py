@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsv4.console import main_guard
 from dsv4.files import write_whole
 from dsv4.ladder import State
-from dsv4.run.console import main_guard
 
 DONE = "enforced.ok"
 GOOD = (State.PASS, State.NOT_NEEDED)

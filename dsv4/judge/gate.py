@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from dsv4.config import Config, ConfigError, load, model_config
+from dsv4.console import main_guard
 from dsv4.files import write_json
 from dsv4.judge import summary
 from dsv4.judge.claims_by_field import SILENT, claimed
@@ -22,7 +23,6 @@ from dsv4.judge.limits import Limit, LimitError, tightened
 from dsv4.judge.measure import Notes, arguments, read
 from dsv4.ladder import LadderError, State, Variant
 from dsv4.plan import flatten
-from dsv4.run.console import main_guard
 from dsv4.taps import BY_NAME
 
 ABA = "dsv4.run.aba"

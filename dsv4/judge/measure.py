@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from dsv4.config import Config, load
+from dsv4.console import main_guard
 from dsv4.dump import DumpError, DumpReader
 from dsv4.files import write_parquet
 from dsv4.judge.compare import COLUMNS, CompareError, compare
@@ -28,7 +29,6 @@ from dsv4.judge.verdict import Draws, judge
 from dsv4.ladder import Ladder, Variant
 from dsv4.plan import flatten
 from dsv4.prompts import load_prompts
-from dsv4.run.console import main_guard
 from dsv4.taps import MODEL, MODES, PHASES, TAPS, layer_taps
 
 BASELINE = "B0"  # the plan's baseline: attn_out of every rung above it is compared with it by name

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dsv4.console import main_guard
 from dsv4.dump import DumpReader
 from dsv4.ladder import LadderError
 from dsv4.model.transformer import Layer
 from dsv4.plan import Plan
-from dsv4.run.console import main_guard
 from dsv4.run.isolated import Reference, run_isolated
 from dsv4.run.modes import first_streams
 from dsv4.run.setup import Setup, prepare

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dsv4.config import checkpoint_files, checkpoint_sha256, load, model_config
+from dsv4.console import main_guard, progress
 from dsv4.files import write_json
 from dsv4.model.checkpoint import load as load_checkpoint
 from dsv4.model.config import ModelConfig
-from dsv4.run.console import main_guard, progress
 from dsv4.run.setup import parse
 from dsv4.stored import file_sha256
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dsv4.console import main_guard, progress
 from dsv4.dump import DumpReader, DumpWriter
 from dsv4.floor.accumulation import Accumulation, accumulation_of
 from dsv4.floor.dither import draw_seed
@@ -18,7 +19,6 @@ from dsv4.floor.model import FloorModel
 from dsv4.ladder import Variant
 from dsv4.model.config import ModelConfig
 from dsv4.model.transformer import Layer
-from dsv4.run.console import main_guard, progress
 from dsv4.run.isolated import Reference, run_isolated
 from dsv4.run.modes import first_streams
 from dsv4.run.setup import Setup, parse, prepare

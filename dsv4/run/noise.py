@@ -25,13 +25,13 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
+from dsv4.console import main_guard, progress
 from dsv4.dump import DumpReader, DumpWriter
 from dsv4.files import write_parquet
 from dsv4.floor.dither import Dither, draw_seed
 from dsv4.judge.compare import compare
 from dsv4.ladder import Variant
 from dsv4.model import numerics
-from dsv4.run.console import main_guard, progress
 from dsv4.run.isolated import Reference
 from dsv4.run.modes import Input, open_reference, run_compounded
 from dsv4.run.noisy import with_noise

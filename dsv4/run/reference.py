@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dsv4.console import main_guard, progress
 from dsv4.dump import DumpWriter
 from dsv4.model import numerics
 from dsv4.model.transformer import Layer, Probe
-from dsv4.run.console import main_guard, progress
 from dsv4.run.forward import run_free
 from dsv4.run.isolated import HISTORY_TAPS
 from dsv4.run.modes import run_both_modes

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from dsv4.backend.paths import NoKernelError
+from dsv4.console import main_guard, progress
 from dsv4.files import write_json
 from dsv4.identity import versions
 from dsv4.judge.times import FILE
 from dsv4.plan import Plan
-from dsv4.run.console import main_guard, progress
 from dsv4.run.setup import Setup, prepare
 from kernels.bench.statistics import order, ratio, spread
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from dsv4.console import main_guard
 from dsv4.dump import DumpWriter
 from dsv4.ladder import Variant
 from dsv4.model.cache import SequenceCache
 from dsv4.model.config import CSA_RATIO, ModelConfig
 from dsv4.model.transformer import Transformer
-from dsv4.run.console import main_guard
 from dsv4.run.modes import Wrap, run_both_modes, unwrapped
 from dsv4.run.setup import Setup, parse, prepare
 from dsv4.run.trace import write_trace
