@@ -27,8 +27,6 @@ RULES = Path(__file__).resolve().parent.parent / "rules"
 HASH_WHOLE = 256 * 2**20  # bytes; of larger files samples are hashed, so that a start stays cheap
 SAMPLES, SAMPLE = 64, 64 * 2**10  # blocks a large file, bytes a block
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
-
-
 FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
 
 

@@ -1,13 +1,19 @@
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
+from dsv4.config import load
 from dsv4.judge import derive_claims, derive_limits
+from dsv4.judge.evaluate import WORST
 from dsv4.judge.evidence import OPS_FILE
 from dsv4.judge.limits import FILE, LimitError, derived, limits, tightened
 from dsv4.plan import Plan, choices, flatten
-from dsv4.taps import BY_NAME
+from dsv4.taps import BY_NAME, layer_taps
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +51,20 @@ def test_limits_stand_where_the_formats_put_them():
     assert 0.09 < values["nvfp4.rel_l2"] < 0.14
     assert values["nvfp4.rel_l2"] < values["q.rel_l2"] < 2 * values["nvfp4.rel_l2"]
     assert values["fp8_nope.rel_l2"] < 0.09  # the 4-bit record is outside the 8-bit one's budget
+
+
+PRO = (128, 128, *(4, 128) * 29, 4)  # compress_ratios of DeepSeek-V4-Pro, the largest model
+ROWS = 113  # judged rows of an audit's prompts
+
+
+def test_the_false_alarm_rate_is_of_all_comparisons_of_the_largest_audit():
+    layers = Counter(tap.name for ratio in PRO for tap in layer_taps(ratio))
+    made = 0
+    for variant in load(ROOT / "config.yaml").ladder:
+        for limit in limits():
+            if limit.applies(flatten(variant.plan)):
+                made += max(layers[limit.tap], 1) * (ROWS if limit.metric in WORST else 1)
+    assert derive_limits.COMPARISONS / 2 < made <= derive_limits.COMPARISONS
 
 
 def test_the_limits_of_a_plan_do_not_contradict():
