@@ -130,7 +130,9 @@ def test_leftovers_of_a_killed_writer_are_removed_and_of_a_living_one_kept(tmp_p
 
 
 def test_a_stage_says_so_in_one_line(tmp_path):
-    write_json(tmp_path / "gates.json", {"variants": []})
+    write_json(
+        tmp_path / "gates.json", {"variants": [{"id": "B1", "spine": True, "status": "pass", "parent": None}]}
+    )
     no_bytes = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # noqa: E731 (runs in the child)
     command = [sys.executable, "-m", "dsv4.judge.enforce", "--results", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=no_bytes)
