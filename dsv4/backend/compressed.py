@@ -89,12 +89,12 @@ def index_q(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     assert native.index_q_b is not None
     assert native.index_weights is not None
     q = native.index_q_b(env["qr"].to(BF16), BF16).unflatten(-1, (config.index_n_heads, -1))
-    weights = native.index_weights(env["attn_in"].to(BF16), BF16)
+    weights = native.index_weights(at.in_bf16(env["attn_in"]), BF16)
     scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
     cos, sin = at.cos_sin(batch.positions)
-    scaled = (weights.double() * scale).float()
+    scaled = Pending(lambda weights: (weights.double() * scale).float(), weights)
     if at.plan.index_score == "einsum_fp32":
-        return {"index_q": rope(q, cos, sin), "index_w": scaled}
+        return {"index_q": rope(q, cos, sin), "index_w": scaled.dequantised()}
     pending = Pending(rope, q, cos, sin)
     at.fused.keep("index_q", pending, (q, cos, sin, weights, scale))
     at.fused.keep("index_w", scaled, True)
@@ -107,23 +107,22 @@ def index_score(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     if at.plan.index_score == "einsum_fp32":
         return {"index_scores": scores_by_einsum(at, env["index_q"].float(), env["index_w"], batch)}
     given = fused if own else None
-    q = env["index_q"]
+    q, weights = env["index_q"], env["index_w"]
     if given is None:
-        q = q if isinstance(q, Tensor) else q.dequantised()
-    return {"index_scores": scores_by_kernel(at, q, env["index_w"], given, batch)}
+        q, weights = (x if isinstance(x, Tensor) else x.dequantised() for x in (q, weights))
+    return {"index_scores": scores_by_kernel(at, q, weights, given, batch)}
 
 
 def topk(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     """index_scores (T, C) to the entries that each row attends to: topk (T, index_topk) int32."""
-    visible = ((batch.positions + 1) // at.config.compress_ratios[at.layer]).int()
-    return {"topk": index_topk(env["index_scores"], visible, at.config.index_topk)}
+    return {"topk": index_topk(env["index_scores"], at.visible(batch.positions), at.config.index_topk)}
 
 
 def _close_windows(
     at: "KernelLayerStages", env: Env, batch: Batch, name: str, weights: NativeCompressor
 ) -> tuple[Tensor, tuple[Closed, ...], Tensor, Tensor]:
     """Pooled windows that are now whole (E, C) FP32, whose they are, and the rotation at position w * ratio."""
-    x = env["attn_in"].to(BF16)
+    x = at.in_bf16(env["attn_in"])
     kv, gate = weights.kv(x, FP32), weights.gate(x, FP32)
     window = batch.segments[0].cache.layers[at.layer].tails.get(name)
     if isinstance(window, OpenWindow):

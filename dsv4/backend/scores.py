@@ -70,7 +70,7 @@ def scores_by_kernel(
     lengths = {segment.rows.stop - segment.rows.start for segment in batch.segments}
     if width == 0 or batch.rows == 0:
         return torch.full((batch.rows, width), -torch.inf, device=at.device)
-    limits = ((batch.positions + 1) // CSA_RATIO).int()
+    limits = at.visible(batch.positions)
     groups = [batch.segments] if len(lengths) == 1 else [(segment,) for segment in batch.segments]
     found = []
     for group in groups:

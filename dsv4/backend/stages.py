@@ -5,9 +5,8 @@ used. Values that a fused kernel keeps in registers are :class:`~dsv4.backend.va
 the kernel offers one.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +37,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 Env = Mapping[str, Any]
 Written = dict[str, Any]
 Seen = Callable[[str, int, Tensor], None]
+T = TypeVar("T")
 
 
 class _Env(Mapping[str, Any]):
@@ -94,9 +94,7 @@ class KernelLayerStages(LayerStages):
         self.fused = Fused()
         self._record = numerics.record
         self.angles: tuple[Tensor, Tensor] | None = None
-        self._rotations = deque[tuple[Tensor, tuple[Tensor, Tensor]]](
-            maxlen=3
-        )  # tokens', entries', index keys'
+        self._made: list[tuple[str, int, Tensor, Any]] = []
         on_refs = dict(self._functions)
         self._functions = self._by_kernels()
         for stage in {stage for stages in emulated(plan).values() for stage in stages}:
@@ -131,7 +129,10 @@ class KernelLayerStages(LayerStages):
         if self.ops is not REFS or self.numerics.record is not self._record:
             raise RuntimeError("ops and records of the refs were swapped, which kernels do not run: use refs")
         rows = Batch(batch.positions.to(self.device), batch.tokens.to(self.device), batch.segments)
-        return self._functions[stage](_Env(env, self._here), rows)
+        written = self._functions[stage](_Env(env, self._here), rows)
+        if stage == "attend":  # the last that reads what is kept
+            self._made.clear()
+        return written
 
     def _here(self, value: Any) -> Any:
         return value.to(self.device) if isinstance(value, Tensor) else value
@@ -142,17 +143,31 @@ class KernelLayerStages(LayerStages):
         Made on the CPU: FP64 cosines of a GPU may differ in the last bit. Or, where positions must not leave the
         device, read from :attr:`angles`, which were made so.
         """
-        for known, found in self._rotations:
-            if known is positions:
-                return found
-        cos, sin = self.angles or cos_sin(positions.cpu(), self.frequencies)
-        found = (
-            (cos.to(positions.device), sin.to(positions.device))
-            if self.angles is None
-            else (cos[positions], sin[positions])
-        )
-        self._rotations.append((positions, found))
+        return self.once("cos_sin", positions, self._rotation)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if self.angles is not None:
+            return self.angles[0][positions], self.angles[1][positions]
+        cos, sin = cos_sin(positions.cpu(), self.frequencies)
+        return cos.to(positions.device), sin.to(positions.device)
+
+    def once(self, name: str, of: Tensor, make: Callable[[Tensor], T]) -> T:
+        """``make(of)``, made once for all stages of the layer's attention that read it."""
+        for made in self._made:
+            if made[:2] == (name, of._version) and made[2] is of:
+                return made[3]
+        found = make(of)
+        self._made.append((name, of._version, of, found))
         return found
+
+    def in_bf16(self, x: Tensor) -> Tensor:
+        """What the BF16 readers of a norm take."""
+        return self.once("bf16", x, lambda x: x.to(BF16))
+
+    def visible(self, positions: Tensor) -> Tensor:
+        """Compressed entries that a token sees, (T,) int32."""
+        ratio = self.config.compress_ratios[self.layer]
+        return self.once("visible", positions, lambda positions: ((positions + 1) // ratio).int())
 
     @property
     def eps(self) -> float:
