@@ -155,6 +155,9 @@ def _gates(audit: Audit, results: Path, wanted: Sequence[str]) -> None:
     audit.head = {key: value for key, value in data.items() if key != "variants"}
     found = {verdict["id"]: verdict for verdict in data["variants"]}
     audit.verdicts = {name: found[name] for name in wanted if name in found}
+    if not audit.head:  # not collected: verdicts of an earlier run may lie above a rung that did not hold
+        old = [rung.id for rung in audit.ladder if audit.stopped(rung)]
+        audit.verdicts = {name: verdict for name, verdict in audit.verdicts.items() if name not in old}
 
 
 def _metrics(audit: Audit, results: Path, wanted: Sequence[str]) -> pd.DataFrame:

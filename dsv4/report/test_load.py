@@ -82,6 +82,16 @@ def test_crash_before_collect_shows_single_verdicts(copy):
     assert any(what.startswith("verdicts of") for what in missing)
 
 
+def test_single_verdicts_above_a_rung_that_did_not_pass_are_not_shown(copy):
+    ladder = load(copy, CONFIG).ladder
+    (copy / "gates").mkdir()
+    (copy / "gates.json").unlink()
+    for rung in ladder:
+        state = "fail" if rung.id == "P4" else "pass"
+        (copy / "gates" / f"{rung.id}.json").write_text(json.dumps({"id": rung.id, "status": state}))
+    assert set(load(copy, CONFIG).verdicts) == {"B0_unfused", "P4", "P4_scalar_gsa", "P4_launch_gsa"}
+
+
 @pytest.mark.parametrize("keep", [(), ("gates.json",), ("metrics.parquet",), ("claims.json",)])
 def test_page_is_made_from_whatever_there_is(copy, tmp_path, keep):
     for file in copy.iterdir():
