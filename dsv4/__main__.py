@@ -7,8 +7,10 @@ stages, each `python -m NAME --results results/RUN --config config.yaml`:
   dsv4.run.reference     the two references, `trained` and `plain`
   dsv4.run.variant       run one rung (--variant ID)
   dsv4.run.floor         its noise floor, computed apart (--variant ID)
+  dsv4.run.noise         its free run under FP32 noise, for the page (--variant ID)
   dsv4.judge.measure     its metrics table (--variant ID)
   dsv4.judge.gate        its verdict (--variant ID)
+  dsv4.run.times         on a GPU, the time of a decode step (--variants ID ...)
   dsv4.judge.collect     all verdicts and metrics in one file each
   dsv4.report            the page, reports/index.html
   dsv4.judge.enforce     exit 1 if a spine rung did not pass

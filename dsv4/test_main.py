@@ -1,5 +1,6 @@
 """The helpers of ``python -m dsv4``."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -49,5 +50,8 @@ def test_help_lists_stages_and_commands(run, capsys):
     with pytest.raises(SystemExit, match="0"):
         run("--help")
     text = capsys.readouterr().out
-    for name in ("dsv4.run.variant", "dsv4.judge.gate", *COMMANDS):
-        assert name in text
+    rules = "".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
+    stages = set(re.findall(r"python -m (dsv4\.(?:run|judge|report)[\w.]*)", rules))
+    assert {"dsv4.run.noise", "dsv4.run.times", "dsv4.judge.gate", "dsv4.report"} <= stages
+    for name in (*stages, *COMMANDS):
+        assert re.search(rf"^ +{re.escape(name)} ", text, re.MULTILINE), name

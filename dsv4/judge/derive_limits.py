@@ -11,7 +11,7 @@ Choices are another matter: the share of index entries that is missed grows as a
 them is kept (simulated: 12% at 40 of 160, 21% at 512 of 16,000, 29% at 512 of 262,144, for any
 number of heads), so ``index_missed`` bounds layers whose rows keep a quarter or more.
 
-This script is the only part of the judge that imports torch and ``kernels``.
+Of the judge only the scripts ``derive_*`` import torch and ``kernels``.
 """
 
 import json
