@@ -151,8 +151,7 @@ class DumpReader:
 
     def get(self, mode: str, phase: str, layer: int | str, tap: str) -> np.ndarray:
         """One tap as float32, int32 or uint8."""
-        stored = self.raw(mode, phase, layer, tap)
-        return from_bf16_bits(stored) if stored.dtype == np.uint16 else stored
+        return widened(self.raw(mode, phase, layer, tap))
 
     def entry_positions(self, mode: str, phase: str, layer: int | str) -> np.ndarray:
         """Token positions at which the layer's compressed entries closed, int64."""
@@ -196,6 +195,11 @@ class DumpReader:
                 )
             self._linked[target] = DumpReader(target, verify=False)
         return self._linked[target]
+
+
+def widened(stored: np.ndarray) -> np.ndarray:
+    """A tap's values: BF16 bits as float32, all else as it is stored."""
+    return from_bf16_bits(stored) if stored.dtype == np.uint16 else stored
 
 
 def _read(file: h5py.File, path: str) -> np.ndarray:

@@ -33,6 +33,7 @@ rule collect:
     benchmark:
         "<benchmarks>/collect.tsv"
     params:
+        timed=timed_ops,
         target=target_option,
     shell:
         'python -m dsv4.judge.collect --config "$config" --results "$results" {params.target} 2>&1 | tee {log}'

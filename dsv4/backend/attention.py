@@ -136,8 +136,8 @@ def attend(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
         shape = 0, at.config.num_attention_heads
         empty = torch.empty(*shape, at.config.head_dim, dtype=BF16, device=at.device)
         return {"attn_out": empty, "lse": torch.empty(shape, device=at.device)}
-    turned = rope(torch.cat(outs), *at.cos_sin(batch.positions), inverse=True)
-    return {"attn_out": turned, "lse": torch.cat(lses)}
+    out, lse = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (outs, lses))
+    return {"attn_out": rope(out, *at.cos_sin(batch.positions), inverse=True), "lse": lse}
 
 
 def _attend(

@@ -125,37 +125,31 @@ def _close_windows(
     """Pooled windows that are now whole (E, C) FP32, whose they are, and the rotation at position w * ratio."""
     x = env["attn_in"].to(BF16)
     kv, gate = weights.kv(x, FP32), weights.gate(x, FP32)
+    window = batch.segments[0].cache.layers[at.layer].tails.get(name)
+    if isinstance(window, OpenWindow):
+        rows, closed, starts = window.add(batch.segments, batch.positions, kv, gate, weights.position_bias)
+        return rows, closed, *at.cos_sin(starts)
     ratio = at.config.compress_ratios[at.layer]
-    pooled, closed, positions = [], [], []
+    pooled, runs = [], []
     for segment in batch.segments:
-        rows, run = _pool(at, batch, segment, name, weights, kv[segment.rows], gate[segment.rows])
+        rows, run = _pool(at, segment, name, weights, kv[segment.rows], gate[segment.rows])
         pooled.append(rows)
-        closed.append(run)
-        positions.append((run.entries * ratio).clamp_min(0))
-    cos, sin = at.cos_sin(torch.cat(positions))
-    return torch.cat(pooled), tuple(closed), cos, sin
+        runs.append(run)
+    return torch.cat(pooled), tuple(runs), *at.cos_sin(torch.cat([run.entries for run in runs]) * ratio)
 
 
 def _pool(
-    at: "KernelLayerStages",
-    batch: Batch,
-    segment: Segment,
-    name: str,
-    weights: NativeCompressor,
-    kv: Tensor,
-    gate: Tensor,
+    at: "KernelLayerStages", segment: Segment, name: str, weights: NativeCompressor, kv: Tensor, gate: Tensor
 ) -> tuple[Tensor, Closed]:
     """Pooled entries of one sequence's newly whole windows, and which they are."""
     ratio, overlap = at.config.compress_ratios[at.layer], at.config.kind(at.layer) == "csa"
-    tails: dict[str, Any] = segment.cache.layers[at.layer].tails
-    before, bias = ratio if overlap else 0, weights.position_bias
+    tails = segment.cache.layers[at.layer].tails
+    before = ratio if overlap else 0
     tail = tails.get(name) or first_tail(kv, before)
-    if isinstance(tail, OpenWindow):
-        kv, gate, run = tail.add(segment, batch.positions[segment.rows], kv, gate)
-        return pool_windows(kv, gate, bias, ratio=ratio, overlap=overlap), run
     kv, gate = torch.cat((tail.kv, kv)), torch.cat((tail.gate, gate))
     whole = (len(kv) - before) // ratio
     used = whole * ratio + before
+    bias = weights.position_bias
     pooled = pool_windows(kv[:used], gate[:used], bias, ratio=ratio, overlap=overlap)
     kept = whole * ratio
     tails[name] = Tail(kv=kv[kept:].clone(), gate=gate[kept:].clone(), closed=tail.closed + whole)
@@ -167,7 +161,9 @@ def _entry_slots(at: "KernelLayerStages", closed: tuple[Closed, ...], which: str
     stores = [getattr(run.segment.cache.layers[at.layer], which) for run in closed]
     for store, run in zip(stores, closed, strict=True):
         store.reserve(run.first + run.count)
-    entries, first = torch.cat([run.entries for run in closed]), stores[0]
+    first, entries = stores[0], closed[0].entries
+    if len(closed) > 1:
+        entries = torch.cat([run.entries for run in closed])
     owners = first.owners([run.count for run in closed])
     return row_slots(entries, first.tables(stores), owners, first.pool.page_size), first.pool
 

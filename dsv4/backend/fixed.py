@@ -16,6 +16,7 @@ from dsv4.backend.cache import PooledCache, PooledLayer
 from dsv4.backend.pool import PooledStore, slots_of
 from dsv4.model.cache import Segment, Tail
 from dsv4.model.memory import Closed
+from kernels.compress.step_kernel import compress_step
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,35 @@ class OpenWindow:
         self.kv, self.gate = tail.kv.new_zeros(size, width), tail.gate.new_full((size, width), -torch.inf)
         rows = torch.arange(length - len(tail.kv), length, device=tail.kv.device) % size
         self.kv[rows], self.gate[rows] = tail.kv, tail.gate
+        self.rings: tuple[Tensor, Tensor] | None = None
 
     def add(
-        self, segment: Segment, position: Tensor, kv: Tensor, gate: Tensor
-    ) -> tuple[Tensor, Tensor, Closed]:
-        """Rows (before + ratio, C) of the window of the token at ``position`` (1,), and whether it is whole."""
-        at = position % len(self.kv)
-        self.kv.index_copy_(0, at, kv)
-        self.gate.index_copy_(0, at, gate)
-        window = position // self.ratio
-        entry = torch.where((position + 1) % self.ratio == 0, window, -1)
-        rows = self._rows(window * self.ratio - self.before, len(self.kv))
-        return self.kv[rows], self.gate[rows], MaybeClosed(segment, 0, 1, entry)
+        self, segments: tuple[Segment, ...], positions: Tensor, kv: Tensor, gate: Tensor, bias: Tensor
+    ) -> tuple[Tensor, tuple[Closed, ...], Tensor]:
+        """One token of each sequence of a batch whose windows are :meth:`beside` each other.
+
+        Returns
+        -------
+        the pooled windows (B, D), which of them are whole, and the positions of their first tokens (B,)
+        """
+        assert self.rings is not None
+        made = compress_step(
+            kv, gate, *self.rings, bias, positions, ratio=self.ratio, overlap_windows=self.before > 0
+        )
+        closed = [
+            MaybeClosed(segment, 0, 1, made.entries[row : row + 1]) for row, segment in enumerate(segments)
+        ]
+        return made.rows, tuple(closed), made.starts
+
+    @staticmethod
+    def beside(windows: "Sequence[OpenWindow]") -> None:
+        """Have the rings of a batch's windows in one tensor each, (B, size, C)."""
+        rings = (
+            torch.stack([window.kv for window in windows]),
+            torch.stack([window.gate for window in windows]),
+        )
+        for row, window in enumerate(windows):
+            window.rings, window.kv, window.gate = rings, rings[0][row], rings[1][row]
 
     def tail(self, length: int) -> Tail:
         """What :class:`~dsv4.model.cache.Tail` keeps of a sequence of ``length`` tokens."""
@@ -129,7 +147,7 @@ class FixedCache:
 
 
 def joined(caches: Sequence[FixedCache]) -> Sequence[FixedCache]:
-    """Caches of one batch: their stores have each other's page tables."""
+    """Caches of one batch: their stores have each other's page tables, and their windows one ring."""
     for layers in zip(*(cache.layers for cache in caches), strict=True):
         for name in ("window", "entries", "index"):
             stores = [store for layer in layers if (store := getattr(layer, name)) is not None]
@@ -138,6 +156,8 @@ def joined(caches: Sequence[FixedCache]) -> Sequence[FixedCache]:
                 every = torch.arange(len(stores), dtype=torch.int32, device=together.device)
                 for store in stores:
                     store.together, store.every = together, every
+        for name in layers[0].tails:
+            OpenWindow.beside([layer.tails[name] for layer in layers])
     return caches
 
 

@@ -81,6 +81,8 @@ def scores_by_kernel(
         parts = [None if part is None else part[rows].unflatten(0, shape) for part in (codes, scales, scaled)]
         scores = _paged(at, parts, limits[rows].unflatten(0, shape), group)
         scores = scores.flatten(0, 1)[:, :width]
+        if len(groups) == 1:
+            return scores
         found.append(torch.nn.functional.pad(scores, (0, width - scores.shape[1]), value=-torch.inf))
     return torch.cat(found)
 

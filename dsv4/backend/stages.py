@@ -5,6 +5,7 @@ used. Values that a fused kernel keeps in registers are :class:`~dsv4.backend.va
 the kernel offers one.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -93,7 +94,9 @@ class KernelLayerStages(LayerStages):
         self.fused = Fused()
         self._record = numerics.record
         self.angles: tuple[Tensor, Tensor] | None = None
-        self._angles: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        self._rotations = deque[tuple[Tensor, tuple[Tensor, Tensor]]](
+            maxlen=3
+        )  # tokens', entries', index keys'
         on_refs = dict(self._functions)
         self._functions = self._by_kernels()
         for stage in {stage for stages in emulated(plan).values() for stage in stages}:
@@ -139,13 +142,17 @@ class KernelLayerStages(LayerStages):
         Made on the CPU: FP64 cosines of a GPU may differ in the last bit. Or, where positions must not leave the
         device, read from :attr:`angles`, which were made so.
         """
-        if self._angles is None or self._angles[0] is not positions:
-            if self.angles is None:
-                cos, sin = cos_sin(positions.cpu(), self.frequencies)
-                self._angles = positions, (cos.to(positions.device), sin.to(positions.device))
-            else:
-                self._angles = positions, (self.angles[0][positions], self.angles[1][positions])
-        return self._angles[1]
+        for known, found in self._rotations:
+            if known is positions:
+                return found
+        cos, sin = self.angles or cos_sin(positions.cpu(), self.frequencies)
+        found = (
+            (cos.to(positions.device), sin.to(positions.device))
+            if self.angles is None
+            else (cos[positions], sin[positions])
+        )
+        self._rotations.append((positions, found))
+        return found
 
     @property
     def eps(self) -> float:

@@ -132,29 +132,26 @@ def test_a_step_of_fixed_shapes_equals_an_eager_one(accelerator):
 
 
 @pytest.mark.parametrize("before", [0, 4], ids=["hca", "csa"])
-def test_an_open_window_is_a_tail_that_takes_a_token_at_a_time(before):
-    ratio, length = 4, 6
-    kv, gate = torch.randn(2, 24 + before, 8, generator=torch.Generator().manual_seed(0))
+def test_an_open_window_takes_a_tail_and_gives_it_back(before, accelerator):
+    ratio, length, end = 4, 6, 24
+    kv, gate = torch.randn(2, end + before, 8, generator=torch.Generator().manual_seed(0)).to(accelerator)
     gate[:before] = -torch.inf  # before the first window there is nothing
     first = length // ratio * ratio
-    window = OpenWindow(
-        Tail(kv=kv[first : length + before], gate=gate[first : length + before]), ratio, before, length
-    )
-    for position in range(length, 24):
-        at = before + position
-        got_kv, got_gate, closed = window.add(
-            None, torch.tensor([position]), kv[at : at + 1], gate[at : at + 1]
-        )
-        first, whole = position // ratio * ratio, position % ratio == ratio - 1
-        assert closed.entries.tolist() == [position // ratio if whole else -1]
-        seen = slice(before + ratio if whole else before + position % ratio + 1)
-        assert_bitwise(got_kv[seen], kv[first:][: before + ratio][seen])
-        assert_bitwise(got_gate[seen], gate[first:][: before + ratio][seen])
+    tail = Tail(kv=kv[first : length + before], gate=gate[first : length + before])
+    window = OpenWindow(tail, ratio, before, length)
+    OpenWindow.beside([window])
+    bias = torch.zeros(ratio, 8, device=accelerator)
+    for position in range(length, end):
+        at = slice(before + position, before + position + 1)
+        positions = torch.tensor([position], device=accelerator)
+        _, (closed,), starts = window.add((None,), positions, kv[at], gate[at], bias)
+        assert closed.entries.tolist() == [position // ratio if position % ratio == ratio - 1 else -1]
+        assert starts.tolist() == [position // ratio * ratio]
         tail = window.tail(position + 1)
         first = (position + 1) // ratio * ratio
         assert tail.closed == (position + 1) // ratio
-        assert_bitwise(tail.kv, kv[first : at + 1])
-        assert_bitwise(tail.gate, gate[first : at + 1])
+        assert_bitwise(tail.kv, kv[first : at.stop])
+        assert_bitwise(tail.gate, gate[first : at.stop])
 
 
 def test_what_runs_on_refs_has_no_graph(small, accelerator):

@@ -4,13 +4,13 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsv4.judge.evidence import Evidence, Finding
+from dsv4.judge.evidence import Evidence, Outcome
 from dsv4.judge.launches import key_bytes, mhc_site, q_a_site, step_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def p5_launches(evidence: Evidence) -> Finding:
+def p5_launches(evidence: Evidence) -> Outcome:
     """Sum over the layers of the audited model, and of the plan's two."""
     before, after = (mhc_site(evidence.plan(name)) for name in ("B0_unfused", "P5"))
     saved = {
@@ -24,13 +24,13 @@ def p5_launches(evidence: Evidence) -> Finding:
     )
 
 
-def p5_two_launches(evidence: Evidence) -> Finding:
+def p5_two_launches(evidence: Evidence) -> Outcome:
     """The op list of one site."""
     before, after = (mhc_site(evidence.plan(name)) for name in ("B0_unfused", "P5"))
     return (before, after) == (7, 2), f"counted from the op list: {before} -> {after}"
 
 
-def _cosines(evidence: Evidence, name: str, least: float) -> Finding:
+def _cosines(evidence: Evidence, name: str, least: float) -> Outcome:
     found = {tokens: evidence.ops[f"{name}.T{tokens}"] for tokens in (1, 8, 128)}
     text = ", ".join(f"{value:.4f} at T = {tokens}" for tokens, value in found.items())
     return all(
@@ -38,24 +38,24 @@ def _cosines(evidence: Evidence, name: str, least: float) -> Finding:
     ), f"{text} (Gaussian streams, hidden 7168)"
 
 
-def p5_cos_unfused(evidence: Evidence) -> Finding:
+def p5_cos_unfused(evidence: Evidence) -> Outcome:
     """Both quantised: what the BF16 stores between move."""
     return _cosines(evidence, "mhc_fused_vs_unfused", 0.999)
 
 
-def p5_cos_true(evidence: Evidence) -> Finding:
+def p5_cos_true(evidence: Evidence) -> Outcome:
     """Quantised against exact: this is NVFP4's own error."""
     return _cosines(evidence, "mhc_fused_vs_exact", 0.995)
 
 
-def p5_gsa(evidence: Evidence) -> Finding:
+def p5_gsa(evidence: Evidence) -> Outcome:
     """Mean absolute difference of the rows' gsa."""
     found = [evidence.ops[f"gsa_difference.T{tokens}"] for tokens in (1, 8, 128)]
     text = f"mean absolute difference {min(found):.1e} to {max(found):.1e} at T = 1, 8, 128"
     return max(found) <= 2.5e-6, text
 
 
-def p4_scalar_gsa(evidence: Evidence) -> Finding:
+def p4_scalar_gsa(evidence: Evidence) -> Outcome:
     """What one gsa for all rows does: in the GEMM's epilogue, as the plan has it, or in both places."""
     ops = evidence.ops
     text = (
@@ -66,7 +66,7 @@ def p4_scalar_gsa(evidence: Evidence) -> Finding:
     return ops["scalar_gsa.rel_l2"] < 1e-3, f"{text}; hence gsa per row"
 
 
-def kv_fp4_round_trip(evidence: Evidence) -> Finding:
+def kv_fp4_round_trip(evidence: Evidence) -> Outcome:
     """0.4% needs its unit: it is 1 - cosine."""
     ops = evidence.ops
     loss, far = ops["kv_fp4.one_minus_cos"], ops["kv_fp4.rel_l2"]
@@ -75,7 +75,7 @@ def kv_fp4_round_trip(evidence: Evidence) -> Finding:
     return 0.003 <= loss <= 0.005, text
 
 
-def gather_bytes(evidence: Evidence) -> Finding:
+def gather_bytes(evidence: Evidence) -> Outcome:
     """Bytes that move for one key, at the plan's head_dim and at the audited model's."""
     lines, ratios = [], []
     for head_dim in dict.fromkeys((512, evidence.sizes.head_dim)):
@@ -86,7 +86,7 @@ def gather_bytes(evidence: Evidence) -> Finding:
     return max(ratios) <= 0.5, "; ".join(lines)
 
 
-def fp8_share(evidence: Evidence) -> Finding:
+def fp8_share(evidence: Evidence) -> Outcome:
     """Share of attention's multiply-adds whose two operands are FP8, by rung."""
     size = evidence.sizes.head_dim
     shares = {name: _share(evidence.plan(name), size) for name in ("B0", "B1", "B1_rope_fp8", "B1_pv_fp8")}
@@ -105,7 +105,7 @@ def _share(plan: Mapping[str, str], size: int) -> float:
     return narrow / (2 * size)
 
 
-def no_e5m2(evidence: Evidence) -> Finding:
+def no_e5m2(evidence: Evidence) -> Outcome:
     """No source line of the forward pass names E5M2: the model, its backend, the formats, the ops' refs and kernels."""
     ops = [path for path in (ROOT / "kernels").glob("*/*.py") if path.parent.name not in ("build", "bench")]
     files = sorted(
@@ -116,7 +116,7 @@ def no_e5m2(evidence: Evidence) -> Finding:
     return not hits, f"{len(files)} source files of ops and model searched: {', '.join(hits) or 'no mention'}"
 
 
-def q_a_launches(evidence: Evidence) -> Finding:
+def q_a_launches(evidence: Evidence) -> Outcome:
     """The op list from q_a's result to q_b's input."""
     before, after = (q_a_site(evidence.plan(name)) for name in ("P5", "B0"))
     per_layer = before - after
@@ -124,14 +124,14 @@ def q_a_launches(evidence: Evidence) -> Finding:
     return per_layer == 6, f"{text}; 6 is what was there before"
 
 
-def residual_fp32_memory(evidence: Evidence) -> Finding:
+def residual_fp32_memory(evidence: Evidence) -> Outcome:
     """Bytes of the streams, read and written."""
     plan = evidence.plan("B0")
     sizes = [step_bytes(plan | {"residual": fmt}, evidence.sizes, 1)["residual"] for fmt in ("bf16", "fp32")]
     return sizes[1] == 2 * sizes[0], f"{sizes[0]} B a token in BF16, {sizes[1]} B in FP32"
 
 
-def batched_prefill(evidence: Evidence) -> Finding:
+def batched_prefill(evidence: Evidence) -> Outcome:
     """The audited tree: whether its batch holds several sequences."""
     source = ROOT / "dsv4" / "model" / "cache.py"
     classes = {

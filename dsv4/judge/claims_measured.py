@@ -9,12 +9,15 @@ import pandas as pd
 
 from dsv4.dump import DumpReader
 from dsv4.judge.evaluate import layer_value, select
-from dsv4.judge.evidence import Evidence, Finding, needs_rungs
+from dsv4.judge.evidence import Evidence, Outcome, needs_rungs
+from dsv4.judge.limits import limits
 from dsv4.judge.measure import Notes
 from dsv4.taps import PHASES
 
+DEPTH = 61  # layers of the model that the plan is about
 
-def moe_native(evidence: Evidence) -> Finding:
+
+def moe_native(evidence: Evidence) -> Outcome:
     """Stored formats in the checkpoint's manifest; and that no plan field names experts' weights."""
     path = evidence.results / "checkpoint.json"
     if not path.exists():
@@ -30,25 +33,29 @@ def moe_native(evidence: Evidence) -> Finding:
     ], f"{len(experts)} expert tensors are stored as {', '.join(kinds)}; no plan field sets them"
 
 
-def kv_fp4_compounds(evidence: Evidence) -> Finding:
-    """KL and the depth profile of the ruled-out leaf beside its parent's; 61 layers cannot be had here."""
+def kv_fp4_compounds(evidence: Evidence) -> Outcome:
+    """KL and the depth profile of the ruled-out leaf beside its parent's; decided at the plan's depth alone."""
     if gap := needs_rungs(evidence, "KV_nvfp4", "B0"):
         return None, gap
-    lines = []
+    lines, kls = [], list[float]()
     for name in ("KV_nvfp4", "B0"):
         free = _rows(evidence, name, mode="compounded", against="plain")
         logits, outputs = select(free, tap="logits"), select(free, tap="attn_out")
         if gap := _gap(name, logits["kl_nats"]) or _gap(name, outputs["rel_l2"]):
             return None, gap
         kl, far = layer_value(logits, "kl_nats"), layer_value(outputs, "rel_l2")
+        kls.append(float(kl.iloc[0]))
         ends = f"{far.iloc[0]:.2g} in layer 0, {far.iloc[-1]:.2g} in the last"
         lines.append(f"{name}: KL {kl.iloc[0]:.2g} nats, attn_out off by {ends}")
     depth = len(evidence.sizes.compress_ratios)
     text = f"over {depth} layers, free run against plain: {'; '.join(lines)}"
-    return None, f"{text}; 61 layers were not run: this checkpoint has {depth}"
+    if depth < DEPTH:
+        return None, f"{text}; {DEPTH} layers were not run: this checkpoint has {depth}"
+    budget = next(limit.value for limit in limits() if limit.name == "logits.kl_nats.trained")
+    return kls[0] > budget, f"{text}; fatal: over {budget:.2g} nats, the budget of the whole ladder"
 
 
-def rope_bf16(evidence: Evidence) -> Finding:
+def rope_bf16(evidence: Evidence) -> Outcome:
     """Both cosines against B0's BF16 attention, lowest layer."""
     if gap := needs_rungs(evidence, "B1", "B1_rope_fp8"):
         return None, gap
@@ -81,7 +88,7 @@ def _gap(name: str, values: pd.Series) -> str:
     )
 
 
-def index_fp4(evidence: Evidence) -> Finding:
+def index_fp4(evidence: Evidence) -> Outcome:
     """Overlap of B2_fp4's choice with ``trained``'s on the same inputs."""
     if gap := needs_rungs(evidence, "B2_fp4"):
         return None, gap
@@ -99,7 +106,7 @@ def index_fp4(evidence: Evidence) -> Finding:
     )
 
 
-def residual_magnitude(evidence: Evidence) -> Finding:
+def residual_magnitude(evidence: Evidence) -> Outcome:
     """Largest |X| and its BF16 ULP, layer by layer, in the free run of the first rung measured."""
     name = next((name for name in ("B0", "B0_unfused") if evidence.table(name)), None)
     peaks = _peaks(evidence.table(name)[1]) if name else []  # type: ignore[index]
@@ -125,7 +132,14 @@ def _ulp(value: float) -> float:
     return float(2.0 ** (np.floor(np.log2(value)) - 7))
 
 
-def mhc_non_expansive(evidence: Evidence) -> Finding:
+def reference_device(evidence: Evidence) -> str:
+    """Where the references ran: refs, also where variants run on kernels."""
+    path = min((evidence.results / "reference").glob("*.h5"))
+    with DumpReader(path, verify=False) as dump:
+        return str(dump.attrs.get("device"))
+
+
+def mhc_non_expansive(evidence: Evidence) -> Outcome:
     """Row and column sums and the spectral norm of every comb in the reference's dumps."""
     worst = {"row sums": 0.0, "column sums": 0.0, "spectral norm": 0.0}
     files = sorted((evidence.results / "reference").glob("*.h5"))

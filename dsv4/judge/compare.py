@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from dsv4.dump import DumpReader
+from dsv4.dump_reader import widened
 from dsv4.judge import metrics
 from dsv4.judge.metrics import Array
 from dsv4.judge.parts import SCALE, Stack, measure, scale_columns, steps
@@ -141,8 +142,8 @@ def _stacks(
             same = other == name and test.shares(reference, mode, phase, layer, name)
             theirs = ours if same else reference.raw(mode, phase, layer, other)
             equal = same or same_bytes(ours, theirs)
-            x = _values(ours)
-            y = x if same else _values(theirs)
+            x = widened(ours)
+            y = x if same else widened(theirs)
             if tap.kind not in ("ids", "bytes") and x.shape != y.shape:
                 raise CompareError(
                     f"{mode}/{phase}/{layer}: {name} is {x.shape} in {test.path}, {other} is {y.shape} in"
@@ -162,10 +163,6 @@ def _stacks(
         test_stack = np.stack(tests)
         reference_stack = test_stack if key[1] else np.stack(references)
         yield Stack(key[0], layers, test_stack, reference_stack, key[1], at, (scores, width))
-
-
-def _values(stored: Array) -> Array:
-    return (stored.astype(np.uint32) << 16).view(np.float32) if stored.dtype == np.uint16 else stored
 
 
 def _context(

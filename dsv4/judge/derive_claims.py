@@ -85,7 +85,7 @@ def derive(seed: int = SEED) -> dict[str, float]:
 
 def main() -> None:
     """Write the file beside this script."""
-    content = {"seed": SEED, "script": "dsv4/judge/derive_claims.py", "values": derive()}
+    content = {"device": "cpu", "seed": SEED, "script": "dsv4/judge/derive_claims.py", "values": derive()}
     Path(OPS_FILE).write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -69,13 +69,18 @@ def layer_value(rows: pd.DataFrame, metric: str) -> pd.Series:
     """One number a layer over prompts and phases, weighted by rows.
 
     Relative L2 is pooled as a root mean square, maxima by the largest, the rest by the mean;
-    ``gain_error`` is ``|mean gain - 1|``. Rows without a value are left out.
+    ``gain_error`` is ``|mean gain - 1|``. Rows without a value are left out, but a layer where any
+    prompt is not finite has no number: NaN.
     """
     column = "gain" if metric == "gain_error" else metric
-    rows = rows[rows[column].notna() & (rows["rows"] > 0)]
-    by = rows.groupby("layer")
+    broken = rows.loc[rows["nonfinite"] > 0, "layer"].unique()
+    found = _pooled(rows[rows[column].notna() & (rows["rows"] > 0)], metric, column)
+    return found.reindex(found.index.union(broken)).where(lambda value: ~value.index.isin(broken))
+
+
+def _pooled(rows: pd.DataFrame, metric: str, column: str) -> pd.Series:
     if metric in WORST:
-        return by[column].max()
+        return rows.groupby("layer")[column].max()
     weight = rows["rows"].to_numpy(float)
     value = rows[column].to_numpy(float)
     power = 2 if metric == "rel_l2" else 1
@@ -230,7 +235,7 @@ def _blast(frame: pd.DataFrame, changed: Iterable[str]) -> Iterator[Finding]:
 def _exceeded(frame: pd.DataFrame, limit: Limit) -> Iterator[Finding]:
     rows = select(frame, mode=limit.mode, against=limit.against, tap=limit.tap, part=limit.part)
     for layer, value in layer_value(rows, limit.metric).items():
-        if not limit.exceeded(float(value)):
+        if np.isnan(value) or not limit.exceeded(float(value)):  # not finite: a finding of its own
             continue
         word = "over" if limit.direction == "max" else "under"
         size = value / limit.value if limit.direction == "max" else (1 - value) / max(1 - limit.value, 1e-300)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -15,9 +16,7 @@ from dsv4.ladder import LadderError
 from dsv4.plan import flatten
 
 OPS_FILE = Path(__file__).with_name("claims_ops.json")
-Finding = tuple[
-    bool | None, str
-]  # whether a claim holds (None: not measured), and what was measured or why not
+Outcome = tuple[bool | None, str]  # whether a claim holds (None: not measured); what was measured, or why not
 
 
 @dataclass
@@ -44,9 +43,18 @@ class Evidence:
         return Sizes.of(model_config(self.config.checkpoint))
 
     @cached_property
+    def _ops(self) -> Mapping[str, Any]:
+        return json.loads(OPS_FILE.read_text())
+
+    @property
     def ops(self) -> Mapping[str, float]:
         """Numbers of single ops, from ``derive_claims``."""
-        return json.loads(OPS_FILE.read_text())["values"]
+        return self._ops["values"]
+
+    @property
+    def ops_device(self) -> str:
+        """Where those were measured, whatever the audit ran on."""
+        return f"{self._ops['device']}, {OPS_FILE.name}"
 
     def plan(self, name: str) -> dict[str, str]:
         """Flattened plan of a rung; LadderError if this ladder has none of that name."""

@@ -220,8 +220,8 @@ def confirm_by_aba(results: Path, config: Config, name: str) -> Confirm:
 
     def confirm(finding: Finding) -> tuple[dict[str, Any] | None, str]:
         skipped = "not confirmed by repeat, revert, re-apply"
-        if not (Path(__file__).parents[1] / "run" / "aba.py").exists():
-            return None, f"{skipped}: {ABA} is not there"
+        if config.ladder[name].parent is None:
+            return None, f"{skipped}: {name} is the bottom of the ladder, there is nothing to revert to"
         if not finding.prompt or finding.mode != "isolated":
             return None, f"{skipped}: it shows in no single op on the reference's inputs"
         layer = str(finding.layer) if finding.layer >= 0 else "model"

@@ -40,7 +40,9 @@ BF16_ATTENTION = ("sparse_attn.attend_bf16_kernel", "sparse_attn.attend_gathered
 FP8_ATTENTION = ("sparse_attn.attend_fp8_kernel", "sparse_attn.attend_hopper_kernel")
 FP8_SCORES = ("index_logits.paged_kernel",)
 FP4_SCORES = ("index_logits.folded_kernel", "index_logits.native_kernel")
-EXPERTS = ("grouped_ffn._grouped_product", "grouped_ffn._grouped_hopper_kernel")
+EXPERTS = tuple(
+    f"grouped_ffn.{name}" for name in ("_grouped_product", "_grouped_hopper_kernel", "_swiglu_down_kernel")
+)
 PROJECTIONS = 2  # NVFP4 inputs of a layer that no norm makes: o_a's and o_b's
 
 

@@ -44,14 +44,15 @@ def cosines(frame: pd.DataFrame, notes: Notes) -> dict[str, Any] | None:
     """Cosine of attention's output with ``trained``'s on the same inputs, by layer; moe_out beside it."""
     rows = select(frame, mode="isolated", against="trained", part="all")
     by_tap = {tap: _by_layer(select(rows, tap=tap)) for tap in SHOWN}
-    first = select(rows, tap=SHOWN[0]).dropna(subset=["cos"])
+    first = select(rows, tap=SHOWN[0])
+    first = first[first["cos"].notna() | broken(first)]
     if first.empty:
         return None
-    worst = first.loc[first["cos_min"].idxmin()]
+    worst = _first_worst(first, first["cos_min"])
     return {
         "tap": SHOWN[0],
-        "min": number(first["cos_min"].min()),
-        "mean": number(first["cos"].mean()),
+        "min": number(first["cos_min"].min(skipna=False)),
+        "mean": number(first["cos"].mean(skipna=False)),
         "per_layer": by_tap[SHOWN[0]],
         "by_tap": by_tap,
         "worst": location(notes, worst),
@@ -59,8 +60,20 @@ def cosines(frame: pd.DataFrame, notes: Notes) -> dict[str, Any] | None:
 
 
 def _by_layer(rows: pd.DataFrame) -> list[float | None]:
-    """Lowest whole-tensor cosine over prompts and phases, layer by layer."""
-    return [number(value) for value in rows.groupby("layer")["cos"].min().sort_index()]
+    """Lowest whole-tensor cosine over prompts and phases, layer by layer; None where one is not finite."""
+    lowest = rows.groupby("layer")["cos"].min().sort_index()
+    return [number(value) for value in lowest.where(~lowest.index.isin(rows.loc[broken(rows), "layer"]))]
+
+
+def broken(rows: pd.DataFrame) -> pd.Series:
+    """Rows in which something is NaN or Inf: no number that they share in may be given."""
+    return rows["nonfinite"] > 0
+
+
+def _first_worst(rows: pd.DataFrame, value: pd.Series) -> pd.Series:
+    """The first row that is not finite, else the one of the lowest value."""
+    bad = rows[broken(rows)]
+    return bad.iloc[0] if len(bad) else rows.loc[value.idxmin()]
 
 
 def against_parent(frame: pd.DataFrame, notes: Notes) -> dict[str, Any] | None:
@@ -80,7 +93,7 @@ def against_parent(frame: pd.DataFrame, notes: Notes) -> dict[str, Any] | None:
         "taps_changed": int(moved.groupby(["layer", "tap"], observed=True).ngroups),
         "of": int(whole.groupby(["layer", "tap"], observed=True).ngroups),
         "codes_changed": codes,
-        "rel_l2_max": number(moved["rel_l2"].max()) if moved["rel_l2"].notna().any() else None,
+        "rel_l2_max": None if broken(moved).any() else number(moved["rel_l2"].max()),
         "bit_equal": bool(whole["equal"].all() and free["equal"].all()),
         "worst": location(notes, moved.loc[moved["changed"].fillna(1.0).idxmax()]) if len(moved) else None,
     }
@@ -116,15 +129,15 @@ def _of_model(rows: pd.DataFrame, metric: str) -> float | None:
 def end_to_end(frame: pd.DataFrame, notes: Notes) -> dict[str, Any] | None:
     """Logits of the free run against ``trained``."""
     rows = select(frame, mode="compounded", against="trained", tap="logits", part="all")
-    rows = rows[rows["kl_worst"].notna()]
+    rows = rows[rows["kl_worst"].notna() | broken(rows)]
     if rows.empty:
         return None
-    worst = rows.loc[rows["kl_worst"].idxmax()]
+    worst = _first_worst(rows, -rows["kl_worst"])
     plain = select(frame, mode="compounded", against="plain", tap="logits", part="all")
     return {
         "kl_nats": _of_model(rows, "kl_nats"),
         "top1": _of_model(rows, "top1"),
-        "kl_worst": number(worst["kl_worst"]),
+        "kl_worst": number(rows["kl_worst"].max(skipna=False)),
         "kl_plain": _of_model(plain, "kl_nats"),
         "worst": {"prompt": str(worst["prompt"]), "phase": str(worst["phase"])},
     }

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
+from dsv4.judge import claims_measured, claims_timed
 from dsv4.judge import collect as collect_module
 from dsv4.judge.claims import FILE, judge_claims
 from dsv4.judge.collect import main as collect_main
 from dsv4.judge.conftest import EXERCISED
 from dsv4.judge.evidence import Evidence
+from dsv4.judge.gate import write_json
 from dsv4.ladder import Ladder
 from dsv4.stored import file_sha256, sidecar
 
@@ -124,6 +126,88 @@ def test_combs_and_residuals_with_nan_hold_nothing(audit, value):
     assert (
         found["residual_magnitude"]["reason"] == "the residual of B0_unfused has NaN or Inf in its free run"
     )
+
+
+def bench_file(name="NVIDIA B200", date="2026-12-24T10:00:00Z", fp8=4.0e15, whole=100.0, **head):
+    """A results/bench.json of one run."""
+    run = {
+        "date": date,
+        "device": {"name": name},
+        "ceilings": {"matrix": 8192, "flops_per_s": {"bf16": 2e15}},
+    }
+    run["ceilings"]["flops_per_s"] |= {"fp8": fp8} if fp8 else {}
+    times = {"B=8, top 512 of 32768 entries, 64 heads": whole, "top 512 of 8 x 32768": 20.0}
+    rows = [
+        {
+            "op": "index_topk",
+            "name": row,
+            "run": "one",
+            "paths": {"replaced": {"us": {"median": us}}} if us else {},
+        }
+        for row, us in times.items()
+    ]
+    return {"schema": 1, "runs": {"one": run | head}, "rows": rows}
+
+
+def with_bench(audit, content):
+    write_json(audit.results.parent / "bench.json", content)
+    return claims(audit)
+
+
+def test_every_number_names_the_device_that_it_was_measured_on(audit):
+    for name in ("B0", "B1a", "B1", "B1_rope_fp8"):
+        audit.variant(name)
+    audit.measured("B1")
+    audit.measured("B1_rope_fp8")
+    write_json(audit.results.parent / "bench.json", bench_file())
+    rows = judge_claims(Evidence(audit.results, audit.config, "NVIDIA H200 (9.0)"))
+    found = {row["id"]: row["device"] for row in rows}
+    for name in ("p5_cos_unfused", "p5_cos_true", "p5_gsa", "p4_scalar_gsa", "kv_fp4_round_trip"):
+        assert found[name] == "cpu, claims_ops.json"
+    for name in ("p5_launches", "q_a_launches", "gather_bytes", "no_e5m2", "fp8_share"):
+        assert found[name] == "counted, on no device"
+    assert found["rope_bf16"] == "NVIDIA H200 (9.0)"
+    assert found["mhc_non_expansive"] == "cpu"  # the made-up reference's
+    assert found["fp8_rate"] == found["index_share"] == "NVIDIA B200, 2026-12-24"
+    assert all((row["device"] is None) == (row["state"] == "not_run") for row in rows)
+
+
+@pytest.mark.parametrize(("fp8", "state"), [(4.0e15, "holds"), (3.0e15, "does_not"), (None, "not_run")])
+def test_rates_are_those_of_the_benchmark(audit, fp8, state):
+    row = with_bench(audit, bench_file(fp8=fp8))["fp8_rate"]
+    assert row["state"] == state
+    assert "NVIDIA B200, 2026-12-24" in (row["device"] or row["reason"])
+
+
+@pytest.mark.parametrize(("whole", "state"), [(100.0, "holds"), (30.0, "does_not"), (None, "not_run")])
+def test_the_einsums_share_is_what_the_choice_leaves(audit, whole, state):
+    row = with_bench(audit, bench_file(whole=whole))["index_share"]
+    assert row["state"] == state
+    if whole:
+        assert f"{1 - 20 / whole:.0%} at 8 x 32768 entries" in row["measured"]
+
+
+@pytest.mark.parametrize("content", ["not there", "no JSON", "no device", "no runs"])
+def test_without_a_benchmark_of_its_own_the_published_one_counts(audit, content, monkeypatch, tmp_path):
+    path = audit.results.parent / "bench.json"
+    if content == "no JSON":
+        path.write_text("{")
+    elif content != "not there":
+        write_json(path, bench_file(device=None) if content == "no device" else {"runs": {}, "rows": []})
+    assert claims(audit)["fp8_rate"]["device"].startswith("NVIDIA H200, 2026-")
+    monkeypatch.setattr(claims_timed, "PUBLISHED", tmp_path / "none.json")
+    for name in ("fp8_rate", "index_share"):
+        row = claims(audit)[name]
+        assert (row["state"], row["device"], row["reason"]) == ("not_run", None, claims_timed.NO_BENCH)
+
+
+@pytest.mark.parametrize(("scale", "state"), [(1.0, "does_not"), (3.0, "holds")])
+def test_at_the_plans_depth_the_claim_about_kv_is_decided(audit, monkeypatch, scale, state):
+    monkeypatch.setattr(claims_measured, "DEPTH", 8)
+    audit.variant("P5").variant("B0").measured("B0")
+    worse = lambda m, p, layer, tap, x: x[:, ::-1].copy() * scale if tap.name == "logits" and scale > 1 else x  # noqa: E731
+    audit.variant("KV_nvfp4", worse).measured("KV_nvfp4")
+    assert claims(audit)["kv_fp4_compounds"]["state"] == state
 
 
 def test_an_audit_of_one_rung_is_collected(audit, monkeypatch):

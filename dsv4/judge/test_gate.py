@@ -1,6 +1,5 @@
 import json
 
-import h5py
 import numpy as np
 import pytest
 
@@ -9,10 +8,8 @@ from dsv4.judge import gate as gate_module
 from dsv4.judge.conftest import EXERCISED, RATIOS
 from dsv4.judge.gate import confirm_by_aba, gate, main, write_json
 from dsv4.judge.limits import LimitError
-from dsv4.judge.measure import DRAWS
 from dsv4.ladder import LadderError, State
-from dsv4.stored import file_sha256, sidecar
-from dsv4.taps import BY_NAME, TAPS, layer_taps
+from dsv4.taps import layer_taps
 
 
 def at(tap, layer=1, mode=None, phase=None):
@@ -154,45 +151,6 @@ def test_without_a_floor_fidelity_cannot_be_judged(audit):
     assert "no noise floor" in verdict["reasons"][0]
 
 
-LAYER_TAPS = [
-    *(tap.name for tap in layer_taps(RATIOS[1])),
-    *(tap.name for tap in TAPS if tap.where == "model"),
-]
-
-
-@pytest.mark.parametrize("tap", LAYER_TAPS)
-def test_a_tap_that_the_floor_has_not_is_no_pass(audit, tap):
-    audit.floor("B0_unfused", lambda m, p, layer, spec, x: None if spec.name == tap and layer != 0 else x)
-    verdict = judged(audit, floor=False)
-    assert verdict["status"] == State.CANNOT_MEASURE
-    where = "after the last layer" if BY_NAME[tap].where == "model" else "layer 1"
-    assert f"no noise floor at {where}, {tap} ({BY_NAME[tap].stage}) and at 1 more" in verdict["reasons"][0]
-
-
-@pytest.mark.parametrize(
-    "draws", [None, [], [np.nan] * 8, [*[1e-5] * 7, np.nan]], ids=["gone", "none", "NaN", "one NaN"]
-)
-@pytest.mark.parametrize("tap", ["q", "lse", "topk", "kv_bytes", "index_scores"])
-def test_a_tap_whose_floor_was_not_drawn_is_no_pass(audit, tap, draws):
-    strip(audit.floor("B0_unfused"), f"isolated/decode/1/{tap}", draws)
-    verdict = judged(audit, floor=False)
-    assert verdict["status"] == State.CANNOT_MEASURE
-    place = f"layer 1, {tap} ({BY_NAME[tap].stage})"
-    says = f"no noise floor at {place}: whether the code computes its plan was not judged there"
-    assert verdict["reasons"] == [says]
-
-
-def strip(audit, tap, draws):
-    """Take a tensor's draws out of a floor, or put others in."""
-    path = audit.results / "floor" / "B0_unfused" / "one.h5"
-    with h5py.File(path, "a") as file:
-        for name in DRAWS:
-            del file[tap].attrs[name]
-            if draws is not None:
-                file[tap].attrs[name] = draws
-    sidecar(path).write_text(file_sha256(path))
-
-
 def test_blocked_by_the_nearest_spine_rung(audit):
     write_json(audit.results / "gates" / "B0.json", {"id": "B0", "status": "fail"})
     verdict = gate(audit.results, audit.config, "B1a")
@@ -281,9 +239,11 @@ class TestConfirmation:
 
     @pytest.fixture
     def failing(self, audit):
-        return audit.variant("B0_unfused", at("moe_in", mode="isolated")(lambda x: x * 2))
+        passing(audit, "B0_unfused")
+        audit.variant("B0_unfused")
+        return audit.variant("P4", at("moe_in", mode="isolated")(lambda x: x * 2))
 
-    def confirm(self, audit, monkeypatch, out, code=0):
+    def confirm(self, audit, monkeypatch, out, code=0, name="P4"):
         calls = []
 
         def run(command, **_):
@@ -291,9 +251,9 @@ class TestConfirmation:
             return type("Done", (), {"stdout": out, "stderr": "Traceback\nBoom: x", "returncode": code})
 
         monkeypatch.setattr(gate_module.subprocess, "run", run)
-        audit.measured("B0_unfused")
-        confirm = confirm_by_aba(audit.results, audit.config, "B0_unfused")
-        return gate(audit.results, audit.config, "B0_unfused", confirm), calls
+        audit.measured(name)
+        confirm = confirm_by_aba(audit.results, audit.config, name)
+        return gate(audit.results, audit.config, name, confirm), calls
 
     def test_its_result_is_in_the_verdict(self, failing, monkeypatch):
         verdict, calls = self.confirm(
@@ -302,7 +262,7 @@ class TestConfirmation:
         assert verdict["confirmed"] == {"repeat": True, "revert": True, "reapply": True}
         assert calls[0][-8:] == [
             "--variant",
-            "B0_unfused",
+            "P4",
             "--layer",
             "1",
             "--tap",
@@ -316,9 +276,17 @@ class TestConfirmation:
         assert verdict["confirmed"] is None
         assert verdict["reasons"][-1].endswith("dsv4.run.aba exited 1: Boom: x")
 
+    def test_the_bottom_of_the_ladder_has_nothing_to_revert_to(self, audit, monkeypatch):
+        audit.variant("B0_unfused", at("moe_in", mode="isolated")(lambda x: x * 2))
+        verdict, calls = self.confirm(audit, monkeypatch, "", name="B0_unfused")
+        assert (verdict["status"], verdict["confirmed"], calls) == (State.FAIL, None, [])
+        assert verdict["reasons"][-1].endswith(
+            "B0_unfused is the bottom of the ladder, there is nothing to revert to"
+        )
+
     def test_nothing_is_confirmed_where_no_op_stands_out(self, audit, monkeypatch):
-        audit.variant(
-            "B0_unfused", at("logits", layer="model", mode="compounded")(lambda x: np.roll(x, 1, axis=0))
+        audit.variant("B0_unfused").variant(
+            "P4", at("logits", layer="model", mode="compounded")(lambda x: np.roll(x, 1, axis=0))
         )
         verdict, calls = self.confirm(audit, monkeypatch, "")
         assert calls == []

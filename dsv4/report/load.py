@@ -16,18 +16,14 @@ import pyarrow as pa
 import yaml
 from jsonschema.exceptions import best_match
 
+from dsv4.config import ConfigError
+from dsv4.config import load as load_config
 from dsv4.ladder import Ladder, State, Variant
 from dsv4.report.kernels import Kernels
 from dsv4.report.kernels import load as load_kernels
 from dsv4.report.measurements import ReportError, empty_metrics, labels, read
 
-CLAIM_STATES = {
-    "holds": "holds",
-    "does_not": "does not",
-    "does not": "does not",
-    "not_run": "not run",
-    "not run": "not run",
-}
+CLAIM_STATES = {"holds": "holds", "does_not": "does not", "not_run": "not run"}  # and how the page says them
 
 
 @dataclass(frozen=True)
@@ -129,9 +125,9 @@ def _unjudged(audit: Audit) -> list[Gap]:
 
 def _ladder(config: Path) -> Ladder:
     try:
-        return Ladder(yaml.safe_load(config.read_text())["ladder"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise ReportError(f"--config {config}: no ladder can be read from it: {error!r}") from error
+        return load_config(config).ladder
+    except ConfigError as error:
+        raise ReportError(f"--config {config}: no ladder can be read from it: {error}") from error
 
 
 def _json(audit: Audit, path: Path, why: str) -> Any:
@@ -184,15 +180,14 @@ def _tables(audit: Audit, results: Path, files: Sequence[Path], wanted: Sequence
 
 
 def _claims(data: Any, path: Path) -> list[dict[str, Any]]:
-    rows = data.get("claims") if isinstance(data, dict) else data
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ReportError(f"{path}: expected a list of claims, or an object with a list `claims`")
-    for number, row in enumerate(rows):
-        state = row.get("state", row.get("verdict"))
+    if not isinstance(data, list) or not all(isinstance(row, dict) for row in data):
+        raise ReportError(f"{path}: expected a list of claims")
+    for number, row in enumerate(data):
+        state = row.get("state")
         if state not in CLAIM_STATES:
             raise ReportError(
                 f"{path}: claim {number}: state = {state!r}; allowed: {', '.join(CLAIM_STATES)}"
             )
         if not isinstance(row.get("claim"), str):
             raise ReportError(f"{path}: claim {number}: claim = {row.get('claim')!r}, expected a sentence")
-    return [row | {"state": CLAIM_STATES[row.get("state", row.get("verdict"))]} for row in rows]
+    return [row | {"state": CLAIM_STATES[row["state"]]} for row in data]

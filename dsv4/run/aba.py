@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dsv4.dump import DumpReader
+from dsv4.ladder import LadderError
 from dsv4.model.transformer import Layer
 from dsv4.plan import Plan
 from dsv4.run.console import main_guard
@@ -48,21 +49,27 @@ def confirm(setup: Setup, variant_id: str, prompt: str, layer: Layer, tap: str) 
         ``repeat``, ``reapply``: same bits as the variant's dump; ``revert``: same bits as the
         parent's dump; ``distance``: relative L2 to the reference of the variant and of the
         parent; ``confirmed``: the deviation belongs to the change.
+
+    Raises
+    ------
+    LadderError
+        The bottom of the ladder: there is nothing to revert to.
     """
     variant = setup.config.ladder[variant_id]
-    parent = setup.config.ladder[variant.parent] if variant.parent else None
+    if variant.parent is None:
+        raise LadderError(f"{variant_id} is the bottom of the ladder: there is nothing to revert to")
+    parent = setup.config.ladder[variant.parent]
     with DumpReader(setup.results / "reference" / f"{prompt}.h5", setup.identity(prompt)) as dump:
         reference = Reference(dump, setup.checkpoint.config)
         runs = [
-            _run(setup, reference, plan, layer, tap)
-            for plan in (variant.plan, parent.plan if parent else variant.plan, variant.plan)
+            _run(setup, reference, plan, layer, tap) for plan in (variant.plan, parent.plan, variant.plan)
         ]
         name = BY_NAME[tap].reference
         truth = (
             np.concatenate([dump.get("compounded", phase, layer, name) for phase in PHASES]) if name else None
         )
     stored = _stored(setup, variant_id, prompt, layer, tap)
-    before = _stored(setup, parent.id, prompt, layer, tap) if parent else None
+    before = _stored(setup, parent.id, prompt, layer, tap)
     repeat, revert, reapply = _same(runs[0], stored), _same(runs[1], before), _same(runs[2], stored)
     return {
         "repeat": repeat,
@@ -89,8 +96,8 @@ def _stored(setup: Setup, variant: str, prompt: str, layer: Layer, tap: str) -> 
         return np.concatenate([dump.get("isolated", phase, layer, tap) for phase in phases])
 
 
-def _same(one: np.ndarray, other: np.ndarray | None) -> bool:
-    return other is None or (one.shape == other.shape and np.array_equal(one, other, equal_nan=True))
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and np.array_equal(one, other, equal_nan=True)
 
 
 def _distance(values: np.ndarray, truth: np.ndarray) -> float | None:

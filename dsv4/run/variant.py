@@ -59,15 +59,13 @@ def exercised(
 ) -> dict[str, Any]:
     """Which paths the run went through; the judge names those that it did not."""
     entries = (rows + 1) // CSA_RATIO if CSA_RATIO in config.compress_ratios else rows[:0]
-    pages = [
-        len(layer.window.table) + (len(layer.entries.table) if layer.entries else 0) for layer in cache.layers
-    ]
+    stores = [store for layer in cache.layers for store in (layer.window, layer.entries) if store]
     return {
         "swiglu_clamp_hits": watch.hits,
         "swiglu_clamp_share": watch.hits / max(watch.total, 1),
         "csa_rows_over_topk": int((entries > config.index_topk).sum()),
         "rows_over_window": int((rows >= config.sliding_window).sum()),
-        "kv_pages": max(pages),
+        "kv_pages": max(len(store.table) for store in stores),  # of one store: one page each crosses none
         "cache_bytes": cache.nbytes,
         "batch": batch,
         "residual_absmax": watch.peaks,

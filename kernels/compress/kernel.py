@@ -10,10 +10,8 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
-
-ELEMENTS = 4096  # of kv and gate each, a program: 32 a thread
-WARPS = 4
-CSA_RATIO, HCA_RATIO = 4, 128
+from kernels.compress import step_kernel
+from kernels.compress.pool_kernel import CSA_RATIO, HCA_RATIO, WARPS, pooled, tile, window_columns
 
 
 @triton.jit
@@ -33,21 +31,12 @@ def _compress_kernel(
     entry = tl.program_id(0).to(tl.int64)  # entry * RATIO * kv_stride outgrows int32 on a long prompt
     slot = tl.arange(0, SLOTS)
     channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    width = D
-    column = channel[None, :]
-    if (
-        OVERLAP
-    ):  # slots past RATIO are the entry's own window, second series; before: the window before it, first
-        width = 2 * D
-        column = channel[None, :] + (slot >= RATIO).to(tl.int32)[:, None] * D
-    there = (slot < (2 * RATIO if OVERLAP else RATIO))[:, None] & (channel < D)[None, :]
+    column, there, width = window_columns(slot, channel, D, RATIO, OVERLAP)
     row = (entry * RATIO + slot)[:, None]
     bias = tl.load(bias_ptr + (slot % RATIO)[:, None] * width + column, there, other=0.0)
     gate = tl.load(gate_ptr + row * gate_stride + column, there, other=float("-inf")) + bias
     kv = tl.load(kv_ptr + row * kv_stride + column, there, other=0.0)
-    power = tl.exp(gate - tl.max(gate, 0)[None, :])
-    pooled = tl.div_rn(tl.sum(power * kv, 0), tl.sum(power, 0))
-    tl.store(out_ptr + entry * D + channel, pooled, channel < D)
+    tl.store(out_ptr + entry * D + channel, pooled(kv, gate), channel < D)
 
 
 def compress(
@@ -111,15 +100,9 @@ def compress(
     return out
 
 
-def tile(ratio: int, overlap: bool, D: int) -> tuple[int, int]:
-    """Slots, a power of two, and channels of a program."""
-    slots = triton.next_power_of_2(2 * ratio if overlap else ratio)
-    return slots, max(16, min(triton.next_power_of_2(D), ELEMENTS // slots))
-
-
 def builds(sizes: Sizes) -> list[Build]:
-    """CSA's entries and index keys, HCA's entries."""
-    found = []
+    """CSA's entries and index keys, HCA's entries; and the same of a decode step."""
+    found = step_kernel.builds(sizes)
     for name, ratio, D in (
         ("csa", CSA_RATIO, sizes.head_dim),
         ("csa_index", CSA_RATIO, sizes.index_head_dim),

@@ -45,3 +45,36 @@ def pool(kv: Tensor, gate: Tensor) -> Tensor:
     (W, D) FP32
     """
     return (torch.softmax(gate.double(), dim=1) * kv.double()).sum(1).float()
+
+
+def step(
+    kv: Tensor,
+    gate: Tensor,
+    ring_kv: Tensor,
+    ring_gate: Tensor,
+    position_bias: Tensor,
+    position: int,
+    *,
+    overlap: bool,
+) -> Tensor:
+    """One token of one sequence: put it in the ring, in place, and pool the window that it is in.
+
+    Parameters
+    ----------
+    kv, gate : (C,) FP32
+    ring_kv, ring_gate : (size, C) FP32
+        Token t lies at t mod size: the open window, and with overlap the one before it.
+    position_bias : (ratio, C) FP32
+    position : int
+        Of the token. Slots behind it hold what was there before.
+    overlap : bool
+
+    Returns
+    -------
+    (D,) FP32
+    """
+    ratio, size = len(position_bias), len(ring_kv)
+    ring_kv[position % size], ring_gate[position % size] = kv, gate
+    rows = (position // ratio * ratio - size + ratio + torch.arange(size)) % size
+    biased = ring_gate[rows].unflatten(0, (-1, ratio)).double() + position_bias.double()
+    return pool(*windows(ring_kv[rows], biased.flatten(0, 1), ratio, overlap=overlap))[0]

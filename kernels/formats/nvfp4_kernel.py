@@ -1,8 +1,8 @@
 """NVFP4 inside Triton kernels: the bits of :mod:`kernels.formats.nvfp4`, of a row that one program holds.
 
 A row is FP32 [GROUPS, 2, 8] with a group of 16 in one thread, so that a group's scale is worked out once. On the
-H200 instructions bound the quantiser, not memory: about 12 a value here, of which three make the quotient exact
-enough, five round it to a code and pack it.
+H200 instructions bound the quantiser, not memory: about 11 a value here, of which two make the quotient exact enough,
+six round it to a code and pack it.
 """
 
 import triton
@@ -37,8 +37,7 @@ def nvfp4_row(x, amax, top, GROUPS: tl.constexpr):
     Gives codes, uint32 [GROUPS, 2] of eight each, the even index in the low nibble; E4M3 scales, uint8 [GROUPS]; and
     gsa, a scalar.
     """
-    top = tl.where(top < float("inf"), top, float("nan"))
-    gsa = nvfp4_gsa(top)
+    gsa = nvfp4_gsa(finite(top))
     word, scale = nvfp4_codes(x, amax, gsa, gsa == gsa, GROUPS)
     return word, scale, gsa
 
@@ -46,22 +45,31 @@ def nvfp4_row(x, amax, top, GROUPS: tl.constexpr):
 @triton.jit
 def nvfp4_codes(x, amax, gsa, fits, GROUPS: tl.constexpr):
     """Codes and scales as :func:`nvfp4_row`, under any gsa; ``fits``: amax is at most gsa * 2^20."""
-    # from 2^-80 to 2^80: no remainder underflows
-    near_one = fits & (gsa >= 8.271806125530277e-25) & (gsa <= 1.2089258196146292e24)
-    if near_one:
+    if fits & by_steps(gsa):
         word, scale = _by_products(x, amax, gsa, GROUPS)
     else:
-        word, scale = _by_divisions(x, tl.where(amax < float("inf"), amax, float("nan")), gsa, GROUPS)
+        word, scale = by_divisions(x, finite(amax), gsa, GROUPS)
     return word, scale
 
 
 @triton.jit
-def _by_divisions(x, amax, gsa, GROUPS: tl.constexpr):
+def finite(x):
+    """FP32 from 0 up, NaN where it is infinite."""
+    return tl.where(x < float("inf"), x, float("nan"))
+
+
+@triton.jit
+def by_steps(gsa):
+    """Whether :func:`steps` is for this gsa: from 2^-80 to 2^80 no remainder underflows."""
+    return (gsa >= 8.271806125530277e-25) & (gsa <= 1.2089258196146292e24)
+
+
+@triton.jit
+def by_divisions(x, amax, gsa, GROUPS: tl.constexpr):
     """As the format is defined, for any gsa: 0, subnormal, NaN."""
     known = gsa != 0
-    one = tl.full(amax.shape, 1.0, tl.float32)
-    sixth = tl.div_rn(amax, 6.0 * one)
-    ideal = tl.where(known, tl.div_rn(sixth, one * tl.where(known, gsa, 1.0)), amax * 0.0)
+    sixth = tl.div_rn(amax, 6.0)
+    ideal = tl.where(known, tl.div_rn(sixth, tl.where(known, gsa, 1.0)), amax * 0.0)
     value, byte = _to_e4m3(ideal)
     value, byte = tl.where(ideal == ideal, value, float("nan")), tl.where(ideal == ideal, byte, 0x7F)
     step = value * gsa
@@ -74,30 +82,37 @@ def _by_divisions(x, amax, gsa, GROUPS: tl.constexpr):
 
 @triton.jit
 def _by_products(x, amax, gsa, GROUPS: tl.constexpr):
-    """The same bits without a division a value, for gsa from 2^-80 to 2^80.
+    """The same bits without a division a value, for gsa from 2^-80 to 2^80."""
+    byte, live, high, low = steps(amax, gsa)
+    word = packed(in_top_bits(x, high[:, None, None], low[:, None, None]), GROUPS)
+    return tl.where(live[:, None], word, 0), byte.to(tl.uint8)
+
+
+@triton.jit
+def steps(amax, gsa):
+    """Of each group's step, for gsa from 2^-80 to 2^80: its E4M3 byte, int32; whether it is over 0; 8 / step in two.
 
     A code needs no exact quotient, only the right side of a few thresholds: seven of E2M1 and the midpoints of E4M3.
     A product with the rounded reciprocal of the divisor, corrected once by its remainder, is on the side of the
-    quotient rounded to FP32, for every mantissa of the divisor and every value within four ulp of a threshold; and a
-    sixth so computed is the rounded sixth. test_nvfp4_kernel.py checks this, exhaustively when asked to.
+    quotient rounded to FP32 for every midpoint; so is a product with the reciprocal as a sum of two for every
+    threshold, the second's last bit or two upwards; and a sixth so computed is the rounded sixth.
+    test_nvfp4_kernel.py checks this, exhaustively when asked to.
     """
     sixth = _corrected(amax, 6.0, 1 / 6)
     value, byte = _to_e4m3(_corrected(sixth, gsa, tl.div_rn(1.0, gsa)))
     minus = value * (gsa * -0.125)  # -step / 8
     live = minus < 0
-    inverse = tl.where(live, _minus_reciprocal(minus), 0.0)
-    code = _in_top_bits(x, minus[:, None, None], inverse[:, None, None])
-    c0, c1, c2, c3, c4, c5, c6, c7 = eighths(code, GROUPS, 2)
-    word = _append(_append(_append(c7 >> 28, c6), c5), c4)
-    word = _append(_append(_append(_append(word, c3), c2), c1), c0)
-    return tl.where(live[:, None], word, 0), byte.to(tl.uint8)
+    near = -1.0 / minus
+    high = tl.where(live, tl.fma(tl.fma(minus, near, 1.0), near, near), 0.0)
+    low = high * tl.fma(minus, high, 1.0)
+    return byte, live, high, tl.fma(tl.abs(low), 1.1920928955078125e-07, low)
 
 
 @triton.jit
 def _to_e4m3(x):
     """The nearest E4M3, ties to even, at most 448, of FP32 from 0 up, and its byte, int32: NaN gives 448.
 
-    By sums, as :func:`_in_top_bits` has it, and not by the hardware's conversion: where a thread converted four, the
+    By sums, as :func:`in_top_bits` has it, and not by the hardware's conversion: where a thread converted four, the
     bytes stored for two of them were wrong on the H200 (ptxas 12.8; 522,089 of 1,048,576), though codes made of the
     same bytes were right.
     """
@@ -119,21 +134,8 @@ def _corrected(x, divisor, inverse):
 
 
 @triton.jit
-def _minus_reciprocal(x):
-    """-1 / x for a normal x, rounded right wherever a code could see it, without a branch.
-
-    From a quotient two ulp off, a step of Newton's is right for every mantissa but all ones, whose reciprocal's
-    mantissa is 1, and some fifty that give the same codes.
-    """
-    near = -1.0 / x
-    near = tl.fma(tl.fma(x, near, 1.0), near, near).to(tl.int32, bitcast=True)
-    all_ones = (x.to(tl.int32, bitcast=True) & 0x7FFFFF) == 0x7FFFFF
-    return tl.where(all_ones, (near & -8388608) | 1, near).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _in_top_bits(x, minus, inverse):
-    """Codes of values of a block whose -step / 8 and 8 / step these are, in the top four bits of uint32.
+def in_top_bits(x, high, low):
+    """Codes of values of a block, of 8 / step = ``high`` + ``low``, in the top four bits of uint32.
 
     E2M1 has one bit after the leading one and a grid of 0.5 under 2: its ties go to even on a grid of half the
     quotient's power of two, or 0.5. FP32 rounds to just that grid in a sum with 2^22 times the power; the code is
@@ -141,12 +143,18 @@ def _in_top_bits(x, minus, inverse):
     product moves both to the top.
     """
     size = tl.abs(x)
-    quotient = size * inverse
-    quotient = tl.fma(tl.fma(quotient, minus, size), inverse, quotient)
-    quotient = tl.minimum(quotient, 48.0)
+    quotient = tl.minimum(tl.fma(size, high, size * low), 48.0)
     power = (quotient.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     sum = tl.fma(tl.maximum(power, 8.0), 4194304.0, quotient).to(tl.uint32, bitcast=True)
     return (sum * 0x10000040) | (x.to(tl.uint32, bitcast=True) & 0x80000000)
+
+
+@triton.jit
+def packed(code, GROUPS: tl.constexpr):
+    """Words of eight codes, uint32 [GROUPS, 2], the even index in the low nibble, of codes in the top bits."""
+    c0, c1, c2, c3, c4, c5, c6, c7 = eighths(code, GROUPS, 2)
+    word = _append(_append(_append(c7 >> 28, c6), c5), c4)
+    return _append(_append(_append(_append(word, c3), c2), c1), c0)
 
 
 @triton.jit

@@ -6,15 +6,15 @@ columns in one pass: each weight is read and unpacked once for those slots.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.build_spec import Build, Sizes
-from kernels.linear.hopper_kernel import fits, plan
-from kernels.linear.hopper_product_kernel import load_step, offsets, product, stage_layout, stage_rows
+from kernels.linear.hopper_kernel import Plan, arguments, fits, plan
+from kernels.linear.hopper_product_kernel import rest, stage_layout, start
+from kernels.linear.nvfp4_kernel import operands
 
 MOST_SLOTS = 8  # of a block
 # Measured on an H200 (CUDA graphs, Flash's experts, 2026-11-30). Blocks of programs of 4, 8, 16 warps: 211, 208, 219 us
@@ -22,9 +22,8 @@ MOST_SLOTS = 8  # of a block
 # flight: 882, 840, 931 us with 64 tokens; two take 80 registers, so that three blocks fit a multiprocessor.
 WARPS, WARPS_ALONE = 8, 4
 MOST_AHEAD = 2
-# Up to so many blocks of slots a launch may begin while the one before it ends: in an earlier form 43.2 us, not 45.5,
-# with one token, but 217 us, not 209, with eight.
-MOST_OVERLAPPED = 8
+# Up to so many tokens each slot is a block of its own, and a launch may begin while the one before it ends.
+MOST_ALONE = 8
 
 
 @gluon.jit
@@ -48,12 +47,12 @@ def _grouped_hopper_kernel(
     EARLY: gl.constexpr,
     K: gl.constexpr,
     AHEAD: gl.constexpr,
+    BT: gl.constexpr,
     ROWS: gl.constexpr,
     PADDED: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     BN: gl.constexpr = 16 * WARPS
-    BT: gl.constexpr = 8
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
     rows: gl.constexpr = gl.SliceLayout(1, stage_layout(WARPS, ROWS, PADDED))
     block = gl.program_id(1)
@@ -66,10 +65,7 @@ def _grouped_hopper_kernel(
         w_row = expert.to(gl.int64) * N + first
         w_at = w_ptr + w_row * (K // 8)
         scale_at = w_scale_ptr + w_row * (K // 64)
-        at = offsets(K, WARPS)
-        loaded = ()
-        for step in gl.static_range(AHEAD):
-            loaded = loaded + (load_step(w_at, scale_at, at, step),)  # noqa: RUF005
+        at, loaded = start(w_at, scale_at, K, AHEAD, WARPS)
         if EARLY:
             gdc_wait()
             gdc_launch_dependents()
@@ -85,11 +81,25 @@ def _grouped_hopper_kernel(
             held, kept = place < 1, t < 1
             row = place * 0 + block // SLOTS_PER_ROW
             slot = t * 0 + block
-        staged = stage_rows(
-            x_ptr, x_scale_ptr, row, held, x_stride, x_scale_stride, 0, K // 8, PADDED, ROWS, WARPS
+        acc = rest(
+            at,
+            loaded,
+            w_at,
+            scale_at,
+            x_ptr,
+            x_scale_ptr,
+            row,
+            held,
+            x_stride,
+            x_scale_stride,
+            0,
+            K // 8,
+            AHEAD,
+            BT,
+            ROWS,
+            PADDED,
+            WARPS,
         )
-        gl.thread_barrier()
-        acc = product(loaded, staged, w_at, scale_at, at, K // 256, AHEAD, BT, ROWS, WARPS)
         n = first + gl.arange(0, BN, gl.SliceLayout(1, mma))
         gsa = gl.load(gsa_ptr + slot // SLOTS_PER_ROW)
         acc = acc * gsa[None, :] * gl.load(scale_2_ptr + expert)
@@ -122,18 +132,12 @@ def launch(
     work : Work
     out : (S, N)
     """
-    (words, scales, gsa), (w_words, w_scales, scale_2) = x, weight
+    tensors = arguments(x, weight)
+    words, pairs, _, w_words, _, _ = tensors
     n, k = w_words.shape[1], 8 * w_words.shape[2]
-    warps, most = (WARPS_ALONE, 1) if work.alone else (WARPS, MOST_SLOTS)
-    _, rows, padded, ahead = plan(k, most, MOST_AHEAD)
-    pairs = scales.view(torch.int16)
+    warps, planned = _plan(k, alone=work.alone)
     _grouped_hopper_kernel[(n // (16 * warps), len(work.blocks[1]))](
-        words,
-        pairs,
-        gsa,
-        w_words,
-        w_scales.view(torch.int32),
-        scale_2,
+        *tensors,
         *work.blocks,
         out,
         n,
@@ -143,13 +147,16 @@ def launch(
         SORTED=not work.alone,
         EARLY=work.early,
         K=k,
-        AHEAD=ahead,
-        ROWS=rows,
-        PADDED=padded,
-        WARPS=warps,
+        **planned.constants(warps),
         num_warps=warps,
-        launch_pdl=len(work.blocks[1]) <= MOST_OVERLAPPED,
+        launch_pdl=work.alone,
     )
+
+
+def _plan(k: int, *, alone: bool) -> tuple[int, Plan]:
+    """Warps, and what follows from them and K."""
+    warps, most = (WARPS_ALONE, 1) if alone else (WARPS, MOST_SLOTS)
+    return warps, plan(k, most, MOST_AHEAD)
 
 
 def builds(sizes: Sizes) -> list[Build]:
@@ -166,17 +173,15 @@ def builds(sizes: Sizes) -> list[Build]:
 
 
 def _build(name: str, k: int, per_row: int, *, alone: bool, store: str) -> Build:
-    warps, most = (WARPS_ALONE, 1) if alone else (WARPS, MOST_SLOTS)
-    _, rows, padded, ahead = plan(k, most, MOST_AHEAD)
-    pointers = {"x_ptr": "*i32", "x_scale_ptr": "*i16", "gsa_ptr": "*fp32", "w_ptr": "*i32"}
-    pointers |= {"w_scale_ptr": "*i32", "scale_2_ptr": "*fp32", "slots_ptr": "*i32", "expert_ptr": "*i32"}
-    pointers |= {"first_ptr": "*i32", "count_ptr": "*i32", "out_ptr": store}
+    warps, planned = _plan(k, alone=alone)
+    pointers = operands("*i32", "*i16", "*i32", store)
+    pointers |= dict.fromkeys(("slots_ptr", "expert_ptr", "first_ptr", "count_ptr"), "*i32")
     constants = {"SLOTS_PER_ROW": per_row, "SORTED": not alone, "EARLY": per_row == 1, "K": k}
     return Build(
         name=f"grouped_ffn/nvfp4_hopper/{name}",
         kernel=_grouped_hopper_kernel,
         signature=pointers | dict.fromkeys(("N", "x_stride", "x_scale_stride"), "i32"),
-        constants=constants | {"AHEAD": ahead, "ROWS": rows, "PADDED": padded, "WARPS": warps},
+        constants=constants | planned.constants(warps),
         aligned=(*pointers, "N", "x_stride", "x_scale_stride"),
         options={"num_warps": warps, "launch_pdl": alone},
         only=("sm_90a",),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.arguments import FLOATS, Wanted, check, check_option
 from kernels.build_spec import Build, Sizes
-from kernels.grouped_ffn import hopper_kernel
+from kernels.grouped_ffn import hopper_down_kernel, hopper_kernel
 from kernels.grouped_ffn.group_kernel import Blocks, _group, group
 from kernels.linear.hopper_kernel import addressable, fits, here
 from kernels.linear.kernel import (
@@ -22,10 +22,10 @@ from kernels.linear.kernel import (
     DECODE,
     NATIVE_BATCH,
     NATIVE_DECODE,
-    ONLY,
     Nvfp4Weight,
     Tile,
     nvfp4_linear,
+    product_build,
     stacked_linear,
 )
 from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, way
@@ -150,11 +150,7 @@ def _product(
         SLOTS_PER_ROW=per_row,
         SORTED=not alone,
         K=2 * half,
-        BN=tile.bn,
-        BT=tile.bt,
-        BK=tile.bk,
-        STAGES=tile.stages,
-        WAY=how,
+        **tile.constants(how),
         num_warps=tile.warps,
     )
 
@@ -239,12 +235,17 @@ def grouped_ffn(
     how = way(device)
     tile = tile_for(T * k, E, how == "native")
     flat = ids.view(-1)
-    blocks = Blocks(flat, flat, flat, flat) if T == 1 else group(ids, E, tile.bt)
+    alone = T == 1 or (T <= hopper_kernel.MOST_ALONE and _for_hopper(x, gate_up, tile))
+    blocks = Blocks(flat, flat, flat, flat) if alone else group(ids, E, tile.bt)
     both = torch.empty(T * k, 2 * F, dtype=stored, device=device)
     _product(x, gate_up, blocks, tile, how, both, per_row=k)
-    hidden = swiglu_quantise(both, limit=limit, between=stored)
     y = torch.empty(T * k, D, dtype=torch.float32, device=device)
-    _product(hidden, down, blocks, tile, how, y, per_row=1)
+    if alone and hopper_down_kernel.takes(both, down.codes, down.scales):
+        words = codes_for(down.codes, "down", how)
+        hopper_down_kernel.launch(both, flat, (words, down.scales, down.scale_2), y, limit=limit)
+    else:
+        hidden = swiglu_quantise(both, limit=limit, between=stored)
+        _product(hidden, down, blocks, tile, how, y, per_row=1)
     _combine[(T, triton.cdiv(D, COMBINE_COLS))](
         y, weights, out, D, SLOTS=k, COLS=COMBINE_COLS, **overlap(device)
     )
@@ -283,11 +284,11 @@ def dense_ffn(
 def builds(sizes: Sizes) -> list[Build]:
     """Both products at one token, at 64 and in a batch; grouping and the weighted sum."""
     d, f, k = sizes.hidden_size, sizes.moe_intermediate_size, sizes.num_experts_per_tok
-    found = hopper_kernel.builds(sizes)
+    found = hopper_kernel.builds(sizes) + hopper_down_kernel.builds(sizes)
     for how in ("ptx", "native"):
         for T in (1, 64, 4096):
-            found.append(_product_build(f"gate_up/T={T}", sizes, how, T, 2 * f, d, k, "*bf16"))
-        found.append(_product_build("down/T=64", sizes, how, 64, d, f, 1, "*fp32"))
+            found.append(_product_build(f"gate_up/T={T}", sizes, how, T, d, k, "*bf16"))
+        found.append(_product_build("down/T=64", sizes, how, 64, f, 1, "*fp32"))
     experts = sizes.n_routed_experts
     constants = {"E": experts, "E_BLOCK": triton.next_power_of_2(experts + 1), "BT": DECODE.bt, "CHUNK": 512}
     pointers = dict.fromkeys(("ids_ptr", "slots_ptr", "expert_ptr", "first_ptr", "count_ptr"), "*i32")
@@ -314,34 +315,14 @@ def builds(sizes: Sizes) -> list[Build]:
     return found
 
 
-def _product_build(
-    name: str, sizes: Sizes, how: str, T: int, n: int, k: int, per_row: int, store: str
-) -> Build:
-    tile = tile_for(T * sizes.num_experts_per_tok, sizes.n_routed_experts, how == "native")
-    code = "*u8" if how == "native" else "*i32"
-    pointers = {"x_ptr": code, "x_scale_ptr": "*u8", "gsa_ptr": "*fp32", "w_ptr": code, "w_scale_ptr": "*u8"}
-    pointers |= {"scale_2_ptr": "*fp32", "slots_ptr": "*i32", "expert_ptr": "*i32"}
-    pointers |= {"first_ptr": "*i32", "count_ptr": "*i32", "out_ptr": store}
-    constants = {
-        "SLOTS_PER_ROW": per_row,
-        "SORTED": T > 1,
-        "K": k,
-        "BN": tile.bn,
-        "BT": tile.bt,
-        "BK": tile.bk,
-    }
-    return Build(
-        name=f"grouped_ffn/nvfp4_{how}/{name}/{sizes.name}",
-        kernel=_grouped_product,
-        signature=pointers | dict.fromkeys(("N", "x_stride", "x_scale_stride"), "i32"),
-        constants=constants | {"STAGES": tile.stages, "WAY": how},
-        aligned=(
-            *(name for name in pointers if name not in ("first_ptr", "count_ptr")),
-            "N",
-            "x_stride",
-            "x_scale_stride",
-        ),
-        options={"num_warps": tile.warps},
-        native=("nvfp4",) if how == "native" else (),
-        only=ONLY[how],
+def _product_build(name: str, sizes: Sizes, how: str, T: int, k: int, per_row: int, store: str) -> Build:
+    return product_build(
+        f"grouped_ffn/nvfp4_{how}/{name}/{sizes.name}",
+        _grouped_product,
+        tile_for(T * sizes.num_experts_per_tok, sizes.n_routed_experts, how == "native"),
+        how,
+        store=store,
+        integers=(),
+        constants={"SLOTS_PER_ROW": per_row, "SORTED": T > 1, "K": k},
+        blocks=("slots_ptr", "expert_ptr", "first_ptr", "count_ptr"),
     )

@@ -18,7 +18,8 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.build_spec import Build
-from kernels.linear.hopper_product_kernel import load_step, offsets, product, stage_layout, stage_rows
+from kernels.linear.hopper_product_kernel import rest, stage_layout, start
+from kernels.linear.nvfp4_kernel import operands
 from kernels.overlap import OVERLAPPED
 
 TRITON = "3.6."
@@ -29,8 +30,8 @@ MOST_ROWS = 16
 # 64 8.0, 12.5; 128 8.3, 12.2; 256 8.7, 11.7. Of the 128, 4 steps in flight in 128 registers 8.3, 12.2, but 2 in 80 7.3,
 # 10.9: a third block fits a multiprocessor, so the next launch's first loads run beside this one's products.
 WARPS = 8
-MOST_REGISTERS = 80
-MOST_AHEAD = 2
+DEEP = 2, 80
+SHALLOW = 1, 64
 
 
 @gluon.jit(do_not_specialize=["T"])
@@ -67,19 +68,30 @@ def _linear_hopper_kernel(
     w_row = group.to(gl.int64) * N + first
     w_at = w_ptr + w_row * (K // 8) + part * COLS
     scale_at = w_scale_ptr + w_row * (K // 64) + part * (COLS // 8)
-    at = offsets(K, WARPS)
-    loaded = ()
-    for step in gl.static_range(AHEAD):
-        loaded = loaded + (load_step(w_at, scale_at, at, step),)  # noqa: RUF005 (Gluon has no starred tuples)
+    at, loaded = start(w_at, scale_at, K, AHEAD, WARPS)
     gdc_wait()  # nothing but the weight may be touched before: the launch before this one may still run
     gdc_launch_dependents()
     row = gl.arange(0, ROWS, gl.SliceLayout(1, stage_layout(WARPS, ROWS, PADDED)))
     x_first = part * COLS + group * (X_AHEAD // 8)
-    staged = stage_rows(
-        x_ptr, x_scale_ptr, row, row < T, x_stride, x_scale_stride, x_first, COLS, PADDED, ROWS, WARPS
+    acc = rest(
+        at,
+        loaded,
+        w_at,
+        scale_at,
+        x_ptr,
+        x_scale_ptr,
+        row,
+        row < T,
+        x_stride,
+        x_scale_stride,
+        x_first,
+        COLS,
+        AHEAD,
+        BT,
+        ROWS,
+        PADDED,
+        WARPS,
     )
-    gl.thread_barrier()
-    acc = product(loaded, staged, w_at, scale_at, at, COLS // 32, AHEAD, BT, ROWS, WARPS)
     n = first + gl.arange(0, BN, gl.SliceLayout(1, mma))
     t = gl.arange(0, BT, gl.SliceLayout(0, mma))
     gsa = gl.load(gsa_ptr + t, mask=t < T, other=0.0)
@@ -96,12 +108,21 @@ class Plan(NamedTuple):
     padded: int
     ahead: int
 
+    def constants(self, warps: int) -> dict[str, int]:
+        """Of a kernel around :func:`kernels.linear.hopper_product_kernel.rest`."""
+        return {"AHEAD": self.ahead, "BT": self.bt, "ROWS": self.rows, "PADDED": self.padded, "WARPS": warps}
+
 
 def plan(k: int, num_rows: int, most_ahead: int) -> Plan:
     """Of ``num_rows`` rows, at most 16, and ``k`` columns a program, a multiple of 256."""
     rows = 1 if num_rows == 1 else 8 if num_rows <= 8 else MOST_ROWS
     ahead = next(ahead for ahead in range(most_ahead, 0, -1) if k // STEP % ahead == 0)
     return Plan(bt=max(8, rows), rows=rows, padded=triton.next_power_of_2(k // 8), ahead=ahead)
+
+
+def depth(rows: int, parts: int) -> tuple[int, int]:
+    """Most steps in flight, and registers of a thread."""
+    return SHALLOW if rows > 8 and parts == 1 else DEEP
 
 
 def here(device: torch.device) -> bool:
@@ -119,6 +140,12 @@ def fits(n: int, k: int, most_rows: int, warps: int = WARPS) -> bool:
 def addressable(*scales: Tensor) -> bool:
     """Whether rows of E4M3 bytes start at multiples of 4, as these kernels read them."""
     return all(not (part.data_ptr() % 4 or any(step % 4 for step in part.stride()[:-1])) for part in scales)
+
+
+def arguments(x: tuple[Tensor, Tensor, Tensor], weight: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """A kernel's first six, of what :func:`launch` takes: scales of rows in pairs, of the weight in fours."""
+    (words, scales, gsa), (w_words, w_scales, scale_2) = x, weight
+    return words, scales.view(torch.int16), gsa, w_words, w_scales.view(torch.int32), scale_2
 
 
 def launch(
@@ -139,17 +166,12 @@ def launch(
     parts : parts of K
     ahead : columns between the groups of ``x``
     """
-    (words, scales, gsa), (w_words, w_scales, scale_2) = x, weight
+    tensors = arguments(x, weight)
+    words, pairs, _, w_words, _, scale_2 = tensors
     groups, n, k = w_words.shape[0], w_words.shape[1], 8 * w_words.shape[2]
-    bt, rows, padded, steps = plan(k // parts, len(words), MOST_AHEAD)
-    pairs = scales.view(torch.int16)
+    most_ahead, registers = depth(len(words), parts)
     _linear_hopper_kernel[(groups * (n // (16 * WARPS)), parts)](
-        words,
-        pairs,
-        gsa,
-        w_words,
-        w_scales.view(torch.int32),
-        scale_2,
+        *tensors,
         out,
         len(words),
         n,
@@ -160,30 +182,25 @@ def launch(
         K=k,
         X_AHEAD=ahead,
         PARTS=parts,
-        AHEAD=steps,
-        BT=bt,
-        ROWS=rows,
-        PADDED=padded,
-        WARPS=WARPS,
+        **plan(k // parts, len(words), most_ahead).constants(WARPS),
         num_warps=WARPS,
-        maxnreg=MOST_REGISTERS,
+        maxnreg=registers,
         **OVERLAPPED,
     )
 
 
 def build(name: str, k: int, rows: int, parts: int, ahead: int) -> Build:
     """One specialisation."""
-    bt, staged, padded, steps = plan(k // parts, rows, MOST_AHEAD)
-    pointers = {"x_ptr": "*i32", "x_scale_ptr": "*i16", "gsa_ptr": "*fp32", "w_ptr": "*i32"}
-    pointers |= {"w_scale_ptr": "*i32", "scale_2_ptr": "*fp32", "out_ptr": "*bf16" if parts == 1 else "*fp32"}
+    pointers = operands("*i32", "*i16", "*i32", "*bf16" if parts == 1 else "*fp32")
     integers = ("T", "N", "G", "x_stride", "x_scale_stride", "scale_2_stride")
-    constants = {"K": k, "X_AHEAD": ahead, "PARTS": parts, "AHEAD": steps, "BT": bt, "ROWS": staged}
+    constants = {"K": k, "X_AHEAD": ahead, "PARTS": parts}
+    most_ahead, registers = depth(rows, parts)
     return Build(
         name=f"linear/nvfp4_hopper/{name}",
         kernel=_linear_hopper_kernel,
         signature=pointers | dict.fromkeys(integers, "i32"),
-        constants=constants | {"PADDED": padded, "WARPS": WARPS},
+        constants=constants | plan(k // parts, rows, most_ahead).constants(WARPS),
         aligned=(*pointers, "N", "x_stride", "x_scale_stride"),
-        options={"num_warps": WARPS, "maxnreg": MOST_REGISTERS, **OVERLAPPED},
+        options={"num_warps": WARPS, "maxnreg": registers, **OVERLAPPED},
         only=("sm_90a",),
     )

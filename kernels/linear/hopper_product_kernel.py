@@ -156,12 +156,18 @@ def stage_rows(
     ``row``, ``held``: [ROWS] in the slice of :func:`stage_layout`. Strides in int32 words and pairs of scales.
     """
     layout: gl.constexpr = stage_layout(WARPS, ROWS, PADDED)
-    shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     col = gl.arange(0, PADDED, gl.SliceLayout(0, layout))
     inside = held[:, None] & (col < COLS)[None, :]
     words = gl.load(x_ptr + (row * x_stride)[:, None] + (first + col)[None, :], mask=inside, other=0)
     pair_at = (row * x_scale_stride)[:, None] + ((first + col) // 4)[None, :]
     scales = gl.load(x_scale_ptr + pair_at, mask=inside, other=0).to(gl.int32)
+    return stage_words(words, scales, PADDED, ROWS)
+
+
+@gluon.jit
+def stage_words(words, scales, PADDED: gl.constexpr, ROWS: gl.constexpr):
+    """The words [ROWS, PADDED] in :func:`stage_layout` and their pairs of scales, as :func:`stage_rows` leaves them."""
+    shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     values = unpack(words, scales, False)
     staged = ()
     for j in gl.static_range(8):
@@ -213,7 +219,62 @@ def _multiply_step(sums, loaded, staged, step, BT: gl.constexpr, ROWS: gl.conste
 
 
 @gluon.jit
-def product(
+def start(w_ptr, scale_ptr, K: gl.constexpr, AHEAD: gl.constexpr, WARPS: gl.constexpr):
+    """A lane's places in a block's rows, and the first AHEAD steps from there, asked for."""
+    at = offsets(K, WARPS)
+    loaded = ()
+    for step in gl.static_range(AHEAD):
+        loaded = loaded + (load_step(w_ptr, scale_ptr, at, step),)  # noqa: RUF005 (Gluon has no starred tuples)
+    return at, loaded
+
+
+@gluon.jit
+def rest(
+    at,
+    loaded,
+    w_ptr,
+    scale_ptr,
+    x_ptr,
+    x_scale_ptr,
+    row,
+    held,
+    x_stride,
+    x_scale_stride,
+    first,
+    COLS: gl.constexpr,
+    AHEAD: gl.constexpr,
+    BT: gl.constexpr,
+    ROWS: gl.constexpr,
+    PADDED: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """FP32 [16 * WARPS, BT]: what :func:`start` began, with the rows of :func:`stage_rows`."""
+    staged = stage_rows(
+        x_ptr, x_scale_ptr, row, held, x_stride, x_scale_stride, first, COLS, PADDED, ROWS, WARPS
+    )
+    return multiplied(at, loaded, staged, w_ptr, scale_ptr, COLS, AHEAD, BT, ROWS, WARPS)
+
+
+@gluon.jit
+def multiplied(
+    at,
+    loaded,
+    staged,
+    w_ptr,
+    scale_ptr,
+    COLS: gl.constexpr,
+    AHEAD: gl.constexpr,
+    BT: gl.constexpr,
+    ROWS: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """The same with rows that this program's threads have just staged."""
+    gl.thread_barrier()
+    return _product(loaded, staged, w_ptr, scale_ptr, at, COLS // 32, AHEAD, BT, ROWS, WARPS)
+
+
+@gluon.jit
+def _product(
     loaded,
     staged,
     w_ptr,

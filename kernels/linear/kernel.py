@@ -7,7 +7,7 @@ depend on the rows beside it. More rows take larger tiles and another instructio
 sizes that fit go to :mod:`kernels.linear.hopper_kernel` with up to 16 rows, in the same parts.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,7 +18,7 @@ from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.linear import finish_kernel, hopper_kernel, wide_kernel
 from kernels.linear.finish_kernel import finish
-from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, way
+from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, operands, way
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
 
 ENOUGH_PROGRAMS = 512  # about four a multiprocessor of an H200 or B200
@@ -34,6 +34,10 @@ class Tile(NamedTuple):
     bk: int
     warps: int
     stages: int
+
+    def constants(self, how: str) -> dict[str, Any]:
+        """Of a kernel around :func:`kernels.linear.nvfp4_kernel.nvfp4_product`."""
+        return {"BN": self.bn, "BT": self.bt, "BK": self.bk, "STAGES": self.stages, "WAY": how}
 
 
 # Instructions a weight in the compiled loop (sm_90, Triton 3.6): 3.2, 3.8, 4.2. At 4.26 TB/s the issue slots of an
@@ -263,11 +267,7 @@ def _grouped(
         K=k,
         X_AHEAD=0 if shared else k,
         PARTS=parts,
-        BN=tile.bn,
-        BT=tile.bt,
-        BK=tile.bk,
-        STAGES=tile.stages,
-        WAY=how,
+        **tile.constants(how),
         num_warps=tile.warps,
     )
     if parts > 1:
@@ -307,28 +307,40 @@ def builds(sizes: Sizes) -> list[Build]:
 
 
 def _build(name: str, groups: int, n: int, k: int, rows: int, how: str) -> Build:
-    native = how == "native"
-    tile = tile_for(rows, native)
+    tile = tile_for(rows, how == "native")
     parts = num_parts(groups * triton.cdiv(n, 64), k, tile.bk) if rows <= 16 else 1
-    code = "*u8" if native else "*i32"
-    pointers = {"x_ptr": code, "x_scale_ptr": "*u8", "gsa_ptr": "*fp32", "w_ptr": code, "w_scale_ptr": "*u8"}
-    pointers |= {"scale_2_ptr": "*fp32", "out_ptr": "*bf16" if parts == 1 else "*fp32"}
-    integers = ("T", "N", "G", "x_stride", "x_scale_stride", "scale_2_stride")
+    return product_build(
+        f"linear/nvfp4_{how}/{name}",
+        _nvfp4_linear,
+        tile,
+        how,
+        store="*bf16" if parts == 1 else "*fp32",
+        integers=("T", "G", "scale_2_stride"),
+        constants={"K": k, "X_AHEAD": k, "PARTS": parts},
+    )
+
+
+def product_build(
+    name: str,
+    kernel: Any,
+    tile: Tile,
+    how: str,
+    *,
+    store: str,
+    integers: tuple[str, ...],
+    constants: dict[str, Any],
+    blocks: tuple[str, ...] = (),
+) -> Build:
+    """A specialisation of a kernel around ``nvfp4_product``; ``blocks``: its pointers to a launch's work, int32."""
+    native = how == "native"
+    pointers = operands("*u8" if native else "*i32", "*u8", "*u8", store)
+    strides = ("N", "x_stride", "x_scale_stride")
     return Build(
-        name=f"linear/nvfp4_{how}/{name}",
-        kernel=_nvfp4_linear,
-        signature=pointers | dict.fromkeys(integers, "i32"),
-        constants={
-            "K": k,
-            "X_AHEAD": k,
-            "PARTS": parts,
-            "BN": tile.bn,
-            "BT": tile.bt,
-            "BK": tile.bk,
-            "STAGES": tile.stages,
-            "WAY": how,
-        },
-        aligned=(*pointers, "N", "x_stride", "x_scale_stride"),
+        name=name,
+        kernel=kernel,
+        signature=pointers | dict.fromkeys(blocks, "*i32") | dict.fromkeys((*integers, *strides), "i32"),
+        constants=constants | tile.constants(how),
+        aligned=(*pointers, *blocks[:2], *strides),
         options={"num_warps": tile.warps},
         native=("nvfp4",) if native else (),
         only=ONLY[how],

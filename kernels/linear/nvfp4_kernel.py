@@ -42,6 +42,12 @@ def codes_for(codes: torch.Tensor, name: str, how: str) -> torch.Tensor:
     return codes.view(torch.int32)
 
 
+def operands(code: str, x_scale: str, w_scale: str, store: str) -> dict[str, str]:
+    """Types of a product's pointers, given those of codes, of both sides' scales and of the result."""
+    pointers = {"x_ptr": code, "x_scale_ptr": x_scale, "gsa_ptr": "*fp32"}
+    return pointers | {"w_ptr": code, "w_scale_ptr": w_scale, "scale_2_ptr": "*fp32", "out_ptr": store}
+
+
 def _unpack_two_words() -> str:
     """PTX: words $8, $9 (int32) and FP16 scale pair $10 -> eight FP16 pairs, pair j = code j of both words.
 

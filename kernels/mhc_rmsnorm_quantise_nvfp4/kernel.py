@@ -12,11 +12,10 @@ from torch import Tensor
 from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.hc.streams_kernel import NUM_STREAMS
-from kernels.nvfp4_quantise.kernel import OUT_SIGNATURE, in_words, store_nvfp4
-from kernels.overlap import OVERLAPPED, follow, overlap
-from kernels.rmsnorm.kernel import FLOATS, row_constants, stored
-from kernels.rmsnorm.row_kernel import load_row_weight, norm_row, paired, raw_row, widened
-from kernels.rmsnorm_quantise_nvfp4.kernel import TRITON, allocate_normed, store_copy
+from kernels.overlap import follow
+from kernels.rmsnorm.kernel import FLOATS, stored
+from kernels.rmsnorm.row_kernel import load_row_weight, paired, raw_row, widened
+from kernels.rmsnorm_quantise_nvfp4.kernel import allocate_normed, build_normed, of_normed, store_normed
 from kernels.rmsnorm_quantise_nvfp4.ref import NormedRows
 
 RESIDENT = 528  # programs of four warps that the H200 holds, four an SM
@@ -34,8 +33,8 @@ def _mhc_rmsnorm_quantise_kernel(
     streams_stride,
     stream_stride,
     num_rows,
-    D,
     eps,
+    D: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BETWEEN: tl.constexpr,
     COPY: tl.constexpr,
@@ -50,19 +49,15 @@ def _mhc_rmsnorm_quantise_kernel(
             wide = tl.cast(row, tl.int64)  # row * stride outgrows int32 on a long prompt
             at, pre_at = streams_ptr + wide * streams_stride, pre_ptr + wide * NUM_STREAMS
             x = stored(_weighted_sum(at, pre_at, stream_stride, D, GROUPS), BETWEEN)
-            y, amax, top = norm_row(x, weight, D, eps, BETWEEN, GROUPS)
-            if COPY:
-                store_copy(y, copy_ptr, wide, D, GROUPS)
-            store_nvfp4(y, amax, top, code_ptr, scale_ptr, gsa_ptr, wide, D, GROUPS)
+            store_normed(
+                x, weight, copy_ptr, code_ptr, scale_ptr, gsa_ptr, wide, D, eps, BETWEEN, COPY, GROUPS
+            )
     else:
         row = tl.program_id(0).to(tl.int64)
         weight = load_row_weight(weight_ptr, D, GROUPS, WEIGHTED)
         at, pre_at = streams_ptr + row * streams_stride, pre_ptr + row * NUM_STREAMS
         x = stored(_weighted_sum(at, pre_at, stream_stride, D, GROUPS), BETWEEN)
-        y, amax, top = norm_row(x, weight, D, eps, BETWEEN, GROUPS)
-        if COPY:
-            store_copy(y, copy_ptr, row, D, GROUPS)
-        store_nvfp4(y, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS)
+        store_normed(x, weight, copy_ptr, code_ptr, scale_ptr, gsa_ptr, row, D, eps, BETWEEN, COPY, GROUPS)
 
 
 @triton.jit
@@ -129,27 +124,19 @@ def mhc_rmsnorm_quantise(
     done = allocate_normed(op, T, D, streams.device, copy, out)
     if T == 0 or D == 0:
         return done
-    constants, options = row_constants(D)
+    pointers, constants = of_normed(weight, between, done)
     loop = _loops(T, D, done.copy is not None)
     from_streams = paired(streams)
     _mhc_rmsnorm_quantise_kernel[(RESIDENT if loop else T,)](
         from_streams,
         pre,
-        pre if weight is None else paired(weight),
-        done.rows.gsa if done.copy is None else done.copy,
-        *in_words(done.rows),
+        *pointers,
         from_streams.stride(0),
         from_streams.shape[2],
         T,
-        D,
         eps,
-        WEIGHTED=weight is not None,
-        BETWEEN=TRITON[between],
-        COPY=done.copy is not None,
         LOOP=loop,
         **constants,
-        **options,
-        **overlap(streams.device),
     )
     return done
 
@@ -164,28 +151,16 @@ def _loops(T: int, D: int, copy: bool) -> bool:
 
 def builds(sizes: Sizes) -> list[Build]:
     """Both sites of a layer, as decode (with the BF16 copy) and prefill launch them."""
-    constants, options = row_constants(sizes.hidden_size)
-    integers = ("streams_stride", "stream_stride", "num_rows", "D")
-    found = []
-    for phase, T, copy in (("decode", 1, True), ("prefill", 4096, False)):
-        pointers = {"streams_ptr": "*i32", "pre_ptr": "*fp32", "weight_ptr": "*i32"}
-        pointers |= {"copy_ptr": "*bf16" if copy else "*fp32", **OUT_SIGNATURE}
-        loop = _loops(T, sizes.hidden_size, copy)
-        found.append(
-            Build(
-                name=f"mhc_rmsnorm_quantise_nvfp4/{phase}/{sizes.name}",
-                kernel=_mhc_rmsnorm_quantise_kernel,
-                signature={**pointers, **dict.fromkeys(integers, "i32"), "eps": "fp32"},
-                constants={
-                    "WEIGHTED": True,
-                    "BETWEEN": tl.float32,
-                    "COPY": copy,
-                    "LOOP": loop,
-                    "PDL": True,
-                    **constants,
-                },
-                aligned=(*pointers, "streams_stride", "stream_stride", "D"),
-                options={**options, **OVERLAPPED},
-            )
+    return [
+        build_normed(
+            f"mhc_rmsnorm_quantise_nvfp4/{phase}/{sizes.name}",
+            _mhc_rmsnorm_quantise_kernel,
+            {"streams_ptr": "*i32", "pre_ptr": "*fp32"},
+            ("streams_stride", "stream_stride"),
+            sizes.hidden_size,
+            copy=copy,
+            counts=("num_rows",),
+            LOOP=_loops(T, sizes.hidden_size, copy),
         )
-    return found
+        for phase, T, copy in (("decode", 1, True), ("prefill", 4096, False))
+    ]

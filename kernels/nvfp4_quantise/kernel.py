@@ -36,7 +36,7 @@ def store_nvfp4(
 
 @triton.jit
 def _nvfp4_quantise_kernel(
-    x_ptr, code_ptr, scale_ptr, gsa_ptr, x_stride, D, GROUPS: tl.constexpr, PDL: tl.constexpr
+    x_ptr, code_ptr, scale_ptr, gsa_ptr, x_stride, D: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr
 ):
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)  # row * stride outgrows int32 on a long prompt
@@ -52,7 +52,7 @@ def _nvfp4_quantise_long_kernel(
     scale_ptr,
     gsa_ptr,
     x_stride,
-    D,
+    D: tl.constexpr,
     GROUPS: tl.constexpr,
     PARTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -99,7 +99,7 @@ def quantise(x: Tensor, *, out: Nvfp4Rows | None = None) -> Nvfp4Rows:
     from_x = paired(x)
     kernel = _nvfp4_quantise_long_kernel if parts > 1 else _nvfp4_quantise_kernel
     kernel[(T,)](
-        from_x, *in_words(rows_out), from_x.stride(0), D, **constants, **options, **overlap(x.device)
+        from_x, *in_words(rows_out), from_x.stride(0), D=D, **constants, **options, **overlap(x.device)
     )
     return rows_out
 
@@ -153,9 +153,9 @@ def builds(sizes: Sizes) -> list[Build]:
             Build(
                 name=f"nvfp4_quantise/{name}/{sizes.name}",
                 kernel=_nvfp4_quantise_kernel if D <= MAX_D else _nvfp4_quantise_long_kernel,
-                signature={"x_ptr": "*i32", **OUT_SIGNATURE, "x_stride": "i32", "D": "i32"},
-                constants={"PDL": True, **constants},
-                aligned=("x_ptr", *OUT_SIGNATURE, "x_stride", "D"),
+                signature={"x_ptr": "*i32", **OUT_SIGNATURE, "x_stride": "i32"},
+                constants={"D": D, "PDL": True, **constants},
+                aligned=("x_ptr", *OUT_SIGNATURE, "x_stride"),
                 options={**options, **OVERLAPPED},
             )
         )

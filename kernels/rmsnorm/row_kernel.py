@@ -95,14 +95,44 @@ def _sum_and_max(sum0, max0, sum1, max1):
 def sum_and_top(total, top, GROUPS: tl.constexpr):
     """Sum, as :func:`onto_halves`, and largest value (NaN if one is) of FP32 [GROUPS]: two scalars.
 
-    Together they pass between warps half as often.
+    The first halves lie in one thread. After them every warp gets the values of all warps at once and adds them alike:
+    one exchange through shared memory, not one a halving (P4 of 4096 rows of 4096 values: 17.9 us, not 18.8, H200).
     """
-    if GROUPS == 1:
+    if GROUPS >= 64:
+        HALF: tl.constexpr = GROUPS // 2
+        total, top = _halved(total, top, GROUPS)
+        both = tl.permute(tl.reshape(tl.join(total, top), (HALF // 32, 32, 2)), (1, 0, 2))
+        total, top = _over_warps(both, HALF // 32)
+        return _over_lanes(total, top, 32)
+    else:
+        return _over_lanes(total, top, GROUPS)
+
+
+@triton.jit
+def _halved(total, top, SIZE: tl.constexpr):
+    return tl.reduce((tl.reshape(total, (2, SIZE // 2)), tl.reshape(top, (2, SIZE // 2))), 0, _sum_and_max)
+
+
+@triton.jit
+def _over_lanes(total, top, SIZE: tl.constexpr):
+    if SIZE == 1:
         return tl.sum(total, 0), tl.sum(top, 0)
     else:
-        HALF: tl.constexpr = GROUPS // 2
-        total, top = tl.reduce((tl.reshape(total, (2, HALF)), tl.reshape(top, (2, HALF))), 0, _sum_and_max)
-        return sum_and_top(total, top, HALF)
+        total, top = _halved(total, top, SIZE)
+        return _over_lanes(total, top, SIZE // 2)
+
+
+@triton.jit
+def _over_warps(both, WARPS: tl.constexpr):
+    """Sums and largest values [32], the upper half of WARPS onto the lower one, of FP32 [32, WARPS, 2]."""
+    if WARPS == 1:
+        total, top = tl.split(tl.reshape(both, (32, 2)))
+    else:
+        low, high = tl.split(tl.permute(tl.reshape(both, (32, 2, WARPS // 2, 2)), (0, 2, 3, 1)))
+        sum0, max0 = tl.split(low)
+        sum1, max1 = tl.split(high)
+        total, top = _over_warps(tl.join(sum0 + sum1, max_nan(max0, max1)), WARPS // 2)
+    return total, top
 
 
 @triton.jit

@@ -4,6 +4,8 @@ The bits are those of the kernels :func:`kernels.rmsnorm.kernel.rmsnorm` and
 :func:`kernels.nvfp4_quantise.kernel.quantise` one after the other, with ``between`` as the dtype between them.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -29,8 +31,8 @@ def _rmsnorm_quantise_kernel(
     scale_ptr,
     gsa_ptr,
     x_stride,
-    D,
     eps,
+    D: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BETWEEN: tl.constexpr,
     COPY: tl.constexpr,
@@ -41,17 +43,30 @@ def _rmsnorm_quantise_kernel(
     row = tl.program_id(0).to(tl.int64)  # row * stride outgrows int32 on a long prompt
     x = load_row(x_ptr + row * x_stride, D, GROUPS)
     weight = load_row_weight(weight_ptr, D, GROUPS, WEIGHTED)
-    y, amax, top = norm_row(x, weight, D, eps, BETWEEN, GROUPS)
-    if COPY:
-        store_copy(y, copy_ptr, row, D, GROUPS)
-    store_nvfp4(y, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS)
+    store_normed(x, weight, copy_ptr, code_ptr, scale_ptr, gsa_ptr, row, D, eps, BETWEEN, COPY, GROUPS)
 
 
 @triton.jit
-def store_copy(y, copy_ptr, row, D, GROUPS: tl.constexpr):
-    """Store the row ``row`` (int64), FP32 [GROUPS, 2, 8], in the copy's dtype."""
-    col = columns(GROUPS)
-    tl.store(copy_ptr + row * D + col, y.to(copy_ptr.dtype.element_ty), col < D)
+def store_normed(
+    x,
+    weight,
+    copy_ptr,
+    code_ptr,
+    scale_ptr,
+    gsa_ptr,
+    row,
+    D,
+    eps,
+    BETWEEN: tl.constexpr,
+    COPY: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Norm of the row ``row`` (int64), FP32 [GROUPS, 2, 8] as the weights, stored as NVFP4 and as its copy."""
+    y, amax, top = norm_row(x, weight, D, eps, BETWEEN, GROUPS)
+    if COPY:
+        col = columns(GROUPS)
+        tl.store(copy_ptr + row * D + col, y.to(copy_ptr.dtype.element_ty), col < D)
+    store_nvfp4(y, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS)
 
 
 def rmsnorm_quantise(
@@ -95,24 +110,28 @@ def rmsnorm_quantise(
     done = allocate_normed(op, T, D, x.device, copy, out)
     if T == 0 or D == 0:
         return done
-    constants, options = row_constants(D)
+    pointers, constants = of_normed(weight, between, done)
     from_x = paired(x)
-    _rmsnorm_quantise_kernel[(T,)](
-        from_x,
-        from_x if weight is None else paired(weight),
-        done.rows.gsa if done.copy is None else done.copy,
-        *in_words(done.rows),
-        from_x.stride(0),
-        D,
-        eps,
-        WEIGHTED=weight is not None,
-        BETWEEN=TRITON[between],
-        COPY=done.copy is not None,
-        **constants,
-        **options,
-        **overlap(x.device),
-    )
+    _rmsnorm_quantise_kernel[(T,)](from_x, *pointers, from_x.stride(0), eps, **constants)
     return done
+
+
+def of_normed(
+    weight: Tensor | None, between: torch.dtype, done: NormedRows
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Of a launch that ends in :func:`store_normed`: weight, copy, codes, scales and gsa; constants and options."""
+    gsa = done.rows.gsa  # stands for what is not there
+    copy = gsa if done.copy is None else done.copy
+    pointers = (gsa if weight is None else paired(weight), copy, *in_words(done.rows))
+    D = 2 * done.rows.codes.shape[1]
+    constants, options = row_constants(D)
+    constants |= {
+        "D": D,
+        "WEIGHTED": weight is not None,
+        "BETWEEN": TRITON[between],
+        "COPY": done.copy is not None,
+    }
+    return pointers, {**constants, **options, **overlap(gsa.device)}
 
 
 def allocate_normed(
@@ -135,18 +154,47 @@ def allocate_normed(
 
 def builds(sizes: Sizes) -> list[Build]:
     """The block's input norm, with its BF16 copy, and q_a's norm."""
-    found = []
-    for name, D, copy in (("hidden", sizes.hidden_size, True), ("q_a", sizes.q_lora_rank, False)):
-        constants, options = row_constants(D)
-        pointers = {"x_ptr": "*i32", "weight_ptr": "*i32", "copy_ptr": "*bf16" if copy else "*fp32"}
-        found.append(
-            Build(
-                name=f"rmsnorm_quantise_nvfp4/{name}/{sizes.name}",
-                kernel=_rmsnorm_quantise_kernel,
-                signature={**pointers, **OUT_SIGNATURE, "x_stride": "i32", "D": "i32", "eps": "fp32"},
-                constants={"WEIGHTED": True, "BETWEEN": tl.float32, "COPY": copy, "PDL": True, **constants},
-                aligned=(*pointers, *OUT_SIGNATURE, "x_stride", "D"),
-                options={**options, **OVERLAPPED},
-            )
+    return [
+        build_normed(
+            f"rmsnorm_quantise_nvfp4/{name}/{sizes.name}",
+            _rmsnorm_quantise_kernel,
+            {"x_ptr": "*i32"},
+            ("x_stride",),
+            D,
+            copy=copy,
         )
-    return found
+        for name, D, copy in (("hidden", sizes.hidden_size, True), ("q_a", sizes.q_lora_rank, False))
+    ]
+
+
+def build_normed(
+    name: str,
+    kernel: Any,
+    inputs: dict[str, str],
+    strides: tuple[str, ...],
+    D: int,
+    *,
+    copy: bool,
+    counts: tuple[str, ...] = (),
+    **more: Any,
+) -> Build:
+    """A specialisation of a kernel that ends in :func:`store_normed`; ``more``: its own constants."""
+    constants, options = row_constants(D)
+    pointers = {**inputs, "weight_ptr": "*i32", "copy_ptr": "*bf16" if copy else "*fp32", **OUT_SIGNATURE}
+    integers = dict.fromkeys((*strides, *counts), "i32")
+    return Build(
+        name=name,
+        kernel=kernel,
+        signature={**pointers, **integers, "eps": "fp32"},
+        constants={
+            "D": D,
+            "WEIGHTED": True,
+            "BETWEEN": tl.float32,
+            "COPY": copy,
+            "PDL": True,
+            **constants,
+            **more,
+        },
+        aligned=(*pointers, *strides),
+        options={**options, **OVERLAPPED},
+    )

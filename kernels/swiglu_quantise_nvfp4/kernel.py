@@ -27,8 +27,8 @@ def _swiglu_quantise_kernel(
     gsa_ptr,
     x_stride,
     half,
-    F,
     limit,
+    F: tl.constexpr,
     BETWEEN: tl.constexpr,
     PDL: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -80,8 +80,8 @@ def swiglu_quantise(
             *in_words(rows_out),
             from_x.stride(0),
             from_x.shape[1] // 2,
-            F,
             limit,
+            F=F,
             BETWEEN=TRITON[between],
             **overlap(gate_up.device),
             **constants,
@@ -93,13 +93,13 @@ def swiglu_quantise(
 def builds(sizes: Sizes) -> list[Build]:
     """Between an expert's products."""
     constants, options = row_constants(sizes.moe_intermediate_size)
-    integers = ("x_stride", "half", "F")
+    integers = ("x_stride", "half")
     return [
         Build(
             name=f"swiglu_quantise_nvfp4/{sizes.name}",
             kernel=_swiglu_quantise_kernel,
             signature={"x_ptr": "*i32", **OUT_SIGNATURE, **dict.fromkeys(integers, "i32"), "limit": "fp32"},
-            constants={"BETWEEN": tl.float32, "PDL": True, **constants},
+            constants={"F": sizes.moe_intermediate_size, "BETWEEN": tl.float32, "PDL": True, **constants},
             aligned=("x_ptr", *OUT_SIGNATURE, *integers),
             options={**options, **OVERLAPPED},
         )
