@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.compress.kernel import compress
+from kernels.compress.step_kernel import compress_step
 from kernels.formats.kv_record import RecordLayout
 from kernels.gather_dequantise.kernel import gather_dequantise
 from kernels.grouped_ffn.kernel import dense_ffn, grouped_ffn
@@ -92,6 +93,12 @@ CALLS = {
         compress,
         {"kv": of(F32, 12, 64), "gate": of(F32, 12, 64), "position_bias": of(F32, 4, 64), "ratio": 4}
         | {"overlap": True, "out": of(F32, 2, 32)},
+    ),
+    "compress_step": (
+        compress_step,
+        {"kv": of(F32, T, 64), "gate": of(F32, T, 64), "ring_kv": of(F32, T, 8, 64)}
+        | {"ring_gate": of(F32, T, 8, 64), "position_bias": of(F32, 4, 64), "positions": of(I64, T)}
+        | {"ratio": 4, "overlap_windows": True},
     ),
     "gather_dequantise": (
         gather_dequantise,

@@ -110,7 +110,7 @@ def mhc_rmsnorm_quantise(
         A tensor does not fit.
     """
     op = "mhc_rmsnorm_quantise_nvfp4"
-    check_option(op, TRITON, between=between)
+    check_option(op, FLOATS, between=between)
     sizes = check(
         op,
         dense=["pre"],

@@ -67,7 +67,8 @@ def sparse_attn_gathered(
     -------
     out : (T, H, K) BF16, or as ``into`` has it
     lse : (T, H) FP32
-        The Hopper path takes keys whose logit is under -6900 for no keys.
+        The Hopper path takes keys whose logit is under -6900 for no keys, and a NaN query gives NaN there even in a
+        row without keys, where the ref has 0 and -inf.
 
     Raises
     ------
