@@ -1,11 +1,12 @@
 """Queries, the KV row, its cache and attention on kernels: stages of :class:`dsv4.backend.stages.KernelLayerStages`."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dsv4.backend.layer import Env, KernelLayer, Written
 from dsv4.backend.pool import PagePool, stored_bytes
 from dsv4.backend.values import Pending
 from dsv4.model.cache import Batch, Segment
@@ -25,16 +26,11 @@ from kernels.sparse_attn.kernel import (
     sparse_attn_widened,
 )
 
-if TYPE_CHECKING:
-    from dsv4.backend.stages import KernelLayerStages
-
 BF16, FP32 = torch.bfloat16, torch.float32
 GATHERED = 1 << 27  # values of the BF16 buffer at once: 256 MiB
-Env = Mapping[str, Any]
-Written = dict[str, Any]
 
 
-def q_b(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def q_b(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """qr_q to q (T, H, K): BF16, or for FP8 attention its codes, and BF16 when a tap asks."""
     q = at.linear(env["qr_q"], at.native.q_b).unflatten(-1, (at.config.num_attention_heads, -1))
     cos, sin = at.cos_sin(batch.positions)
@@ -47,7 +43,7 @@ def q_b(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"q": pending}
 
 
-def kv(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def kv(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """attn_in_q to the KV vector (T, K): BF16, or kept in registers until it is stored."""
     raw = at.linear(env["attn_in_q"], at.native.kv)
     weight, eps = at.native.kv_norm, at.eps
@@ -63,7 +59,7 @@ def kv(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"kv": pending}
 
 
-def kv_store(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def kv_store(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """Kv (T, K) into the window pages of each sequence, in one launch; its taps are read back from there."""
     stores, counts = _stores(at, batch, "window"), _counts(batch)
     for segment, window, count in zip(batch.segments, stores, counts, strict=True):
@@ -112,7 +108,7 @@ def record_taps(pool: PagePool, slots: Tensor) -> tuple[Pending, Pending]:
     return Pending(values, slots), Pending(raw, slots)
 
 
-def attend(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def attend(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """Attention of all rows of the batch, then the inverse RoPE: attn_out (T, H, K) BF16, lse (T, H) FP32."""
     slots = _slots(at, env, batch)
     pool = _pool(batch.segments[0], at.layer)
@@ -140,9 +136,7 @@ def attend(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"attn_out": rope(out, *at.cos_sin(batch.positions), inverse=True), "lse": lse}
 
 
-def _attend(
-    at: "KernelLayerStages", pool: PagePool, q: Any, slots: Tensor, rows: slice
-) -> tuple[Tensor, Tensor]:
+def _attend(at: KernelLayer, pool: PagePool, q: Any, slots: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
     """One launch of the plan's attention. One split: a row's bits do not depend on the rows beside it."""
     plan, config = at.plan, at.config
     into = room(
@@ -176,7 +170,7 @@ def _attend(
     return sparse_attn_gathered(q[rows], keys, slots, sinks, scale=scale, into=into)
 
 
-def _stores(at: "KernelLayerStages", batch: Batch, name: str) -> list[Any]:
+def _stores(at: KernelLayer, batch: Batch, name: str) -> list[Any]:
     return [getattr(segment.cache.layers[at.layer], name) for segment in batch.segments]
 
 
@@ -184,7 +178,7 @@ def _counts(batch: Batch) -> list[int]:
     return [segment.rows.stop - segment.rows.start for segment in batch.segments]
 
 
-def _slots(at: "KernelLayerStages", env: Env, batch: Batch) -> Tensor:
+def _slots(at: KernelLayer, env: Env, batch: Batch) -> Tensor:
     """Slots of the keys of each row, (T, S) int32: its window, then its entries; -1 is no key."""
     windows, entries = _stores(at, batch, "window"), _stores(at, batch, "entries")
     owners, tables = windows[0].owners(_counts(batch)), windows[0].tables(windows)
@@ -198,7 +192,7 @@ def _slots(at: "KernelLayerStages", env: Env, batch: Batch) -> Tensor:
     return key_slots(*args, ratio=at.config.compress_ratios[at.layer], count=count, **on)
 
 
-STAGES: dict[str, Callable[["KernelLayerStages", Env, Batch], Written]] = {
+STAGES: dict[str, Callable[[KernelLayer, Env, Batch], Written]] = {
     "q_b": q_b,
     "kv": kv,
     "kv_store": kv_store,

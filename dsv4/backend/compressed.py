@@ -1,13 +1,13 @@
 """Compressor and indexer on kernels: stages of :class:`dsv4.backend.stages.KernelLayerStages`."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from dsv4.backend.attention import record_taps, write_rows
 from dsv4.backend.fixed import OpenWindow
+from dsv4.backend.layer import Env, KernelLayer, Written
 from dsv4.backend.pool import PagePool, put_bytes, stored_bytes
 from dsv4.backend.scores import scores_by_einsum, scores_by_kernel
 from dsv4.backend.values import Pending
@@ -23,15 +23,10 @@ from kernels.page_slots.kernel import row_slots
 from kernels.rmsnorm.kernel import rmsnorm
 from kernels.rope.kernel import rope
 
-if TYPE_CHECKING:
-    from dsv4.backend.stages import KernelLayerStages
-
 BF16, FP32 = torch.bfloat16, torch.float32
-Env = Mapping[str, Any]
-Written = dict[str, Any]
 
 
-def compress(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def compress(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """attn_in (T, D) to the compressed rows that the batch closes: comp (E, K), FP32."""
     assert at.native.compressor is not None
     pooled, closed, cos, sin = _close_windows(at, env, batch, "compressor", at.native.compressor)
@@ -39,7 +34,7 @@ def compress(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"comp_closed": closed, "comp": rope(normed, cos, sin, dtype=FP32)}
 
 
-def comp_store(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def comp_store(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """Comp (E, K) to record bytes in each sequence's pages, in one launch."""
     slots, pool = _entry_slots(at, env["comp_closed"], "entries")
     write_rows(pool, env["comp"], slots)
@@ -47,7 +42,7 @@ def comp_store(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"comp_store": values, "comp_bytes": raw}
 
 
-def index_k(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def index_k(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """attn_in (T, D) to the index keys that the batch closes, (E, D_I), kept in registers until they are stored."""
     weights, eps = at.native.index_compressor, at.eps
     assert weights is not None
@@ -61,7 +56,7 @@ def index_k(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"index_closed": closed, "index_k": pending}
 
 
-def index_k_store(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def index_k_store(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """index_k (E, D_I) to key bytes in each sequence's pages; the tap is in the unrotated basis."""
     slots, pool = _entry_slots(at, env["index_closed"], "index")
     fp4 = isinstance(pool.record, Fp4Key)
@@ -83,7 +78,7 @@ def index_k_store(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"index_k_store": Pending(values, slots)}
 
 
-def index_q(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def index_q(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """Qr and attn_in to the indexer's query (T, H_I, D_I) and head weights (T, H_I) FP32."""
     config, native = at.config, at.native
     assert native.index_q_b is not None
@@ -101,7 +96,7 @@ def index_q(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"index_q": pending, "index_w": scaled}
 
 
-def index_score(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def index_score(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """Scores of every row against its sequence's keys: (T, C) FP32, -inf where not visible."""
     fused, own = at.fused.take("index_q", env["index_q"]), at.fused.take("index_w", env["index_w"])
     if at.plan.index_score == "einsum_fp32":
@@ -113,13 +108,13 @@ def index_score(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"index_scores": scores_by_kernel(at, q, weights, given, batch)}
 
 
-def topk(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def topk(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """index_scores (T, C) to the entries that each row attends to: topk (T, index_topk) int32."""
     return {"topk": index_topk(env["index_scores"], at.visible(batch.positions), at.config.index_topk)}
 
 
 def _close_windows(
-    at: "KernelLayerStages", env: Env, batch: Batch, name: str, weights: NativeCompressor
+    at: KernelLayer, env: Env, batch: Batch, name: str, weights: NativeCompressor
 ) -> tuple[Tensor, tuple[Closed, ...], Tensor, Tensor]:
     """Pooled windows that are now whole (E, C) FP32, whose they are, and the rotation at position w * ratio."""
     x = at.in_bf16(env["attn_in"])
@@ -138,7 +133,7 @@ def _close_windows(
 
 
 def _pool(
-    at: "KernelLayerStages", segment: Segment, name: str, weights: NativeCompressor, kv: Tensor, gate: Tensor
+    at: KernelLayer, segment: Segment, name: str, weights: NativeCompressor, kv: Tensor, gate: Tensor
 ) -> tuple[Tensor, Closed]:
     """Pooled entries of one sequence's newly whole windows, and which they are."""
     ratio, overlap = at.config.compress_ratios[at.layer], at.config.kind(at.layer) == "csa"
@@ -155,7 +150,7 @@ def _pool(
     return pooled, Closed(segment, tail.closed, len(pooled))
 
 
-def _entry_slots(at: "KernelLayerStages", closed: tuple[Closed, ...], which: str) -> tuple[Tensor, PagePool]:
+def _entry_slots(at: KernelLayer, closed: tuple[Closed, ...], which: str) -> tuple[Tensor, PagePool]:
     """Slots (E,) int64 of the entries that each segment closed, with pages for them, and their pool."""
     stores = [getattr(run.segment.cache.layers[at.layer], which) for run in closed]
     for store, run in zip(stores, closed, strict=True):
@@ -167,7 +162,7 @@ def _entry_slots(at: "KernelLayerStages", closed: tuple[Closed, ...], which: str
     return row_slots(entries, first.tables(stores), owners, first.pool.page_size), first.pool
 
 
-STAGES: dict[str, Callable[["KernelLayerStages", Env, Batch], Written]] = {
+STAGES: dict[str, Callable[[KernelLayer, Env, Batch], Written]] = {
     "compress": compress,
     "comp_store": comp_store,
     "index_k": index_k,

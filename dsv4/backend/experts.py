@@ -1,26 +1,21 @@
 """Routing and experts on kernels: stages of :class:`dsv4.backend.stages.KernelLayerStages`."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from dsv4.backend.layer import Env, KernelLayer, Written
 from dsv4.model.cache import Batch
 from kernels.grouped_ffn.kernel import grouped_ffn
 from kernels.linear.kernel import nvfp4_linear, stacked_linear
 from kernels.route import kernel as route_kernel
 from kernels.swiglu_quantise_nvfp4.kernel import swiglu_quantise
 
-if TYPE_CHECKING:
-    from dsv4.backend.stages import KernelLayerStages
-
 BF16, FP32 = torch.bfloat16, torch.float32
-Env = Mapping[str, Any]
-Written = dict[str, Any]
 
 
-def route(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def route(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """moe_in (T, D) to router_scores (T, E) FP32 and expert_ids (T, k) int32; their weights in the same launch."""
     x = env["moe_in"]
     x = (x.to(BF16) if at.plan.casts.router == "bf16" else x).float()
@@ -37,7 +32,7 @@ def route(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"router_scores": scores, "expert_ids": ids}
 
 
-def route_weights(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def route_weights(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """Weights of the chosen experts (T, k) FP32: those made beside the choice, or of the choice that is given."""
     scores, ids = env["router_scores"], env["expert_ids"]
     same, weights = at.fused.take("router_scores", scores), at.fused.take("expert_ids", ids)
@@ -48,7 +43,7 @@ def route_weights(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"expert_weights": weights}
 
 
-def experts(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def experts(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """moe_in_q to the chosen experts' weighted sum: routed (T, D) BF16."""
     routed = grouped_ffn(
         env["moe_in_q"].rows,
@@ -62,7 +57,7 @@ def experts(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"routed": routed}
 
 
-def shared(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def shared(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """The shared expert on moe_in_q: shared (T, D) BF16; the launches of :func:`kernels.grouped_ffn.kernel.dense_ffn`.
 
     They are made here one by one, so that what SwiGLU clamps is seen.
@@ -73,17 +68,17 @@ def shared(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
     return {"shared": nvfp4_linear(hidden, at.native.shared_down)}
 
 
-def _stored(at: "KernelLayerStages") -> torch.dtype:
+def _stored(at: KernelLayer) -> torch.dtype:
     return BF16 if at.plan.casts.swiglu == "bf16" else FP32
 
 
-def moe_sum(at: "KernelLayerStages", env: Env, batch: Batch) -> Written:
+def moe_sum(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """Routed + shared, added in FP32 and stored in BF16, which torch does in one launch: moe_out (T, D)."""
     total: Tensor = env["routed"] + env["shared"]
     return {"moe_out": total.to(BF16)}
 
 
-STAGES: dict[str, Callable[["KernelLayerStages", Env, Batch], Written]] = {
+STAGES: dict[str, Callable[[KernelLayer, Env, Batch], Written]] = {
     "route": route,
     "route_weights": route_weights,
     "experts": experts,

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from dsv4.backend.cache import PooledCache, layer_pools
 from dsv4.backend.launches import counted
+from dsv4.backend.layer import Seen
 from dsv4.backend.paths import check_plan, check_sizes, emulated
-from dsv4.backend.stages import KernelLayerStages, Seen, residual_dtype
+from dsv4.backend.stages import KernelLayerStages, residual_dtype
 from dsv4.model.cache import Batch, SequenceCache, next_batch
 from dsv4.model.config import ModelConfig
 from dsv4.model.numerics import of_plan
@@ -63,7 +64,7 @@ class KernelTransformer(Transformer):
     plan : Plan
     page_size : tokens a cache page.
     device : a CUDA device, or the CPU under Triton's interpreter.
-    seen : see :class:`dsv4.backend.stages.KernelLayerStages`.
+    seen : see :class:`dsv4.backend.layer.KernelLayer`.
 
     Attributes
     ----------

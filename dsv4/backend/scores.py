@@ -1,19 +1,17 @@
 """Scores of the indexer on kernels: FP8 and FP4 over paged keys, and the FP32 einsum that they replace."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dsv4.backend.layer import KernelLayer
 from dsv4.backend.pool import stored_bytes
 from dsv4.model.cache import Batch, Segment
 from dsv4.model.config import CSA_RATIO
 from kernels.index_logits.kernel import paged_index_logits, paged_index_logits_fp4
 from kernels.index_query.kernel import Form, index_query
 from kernels.linear.wide_kernel import fp32_linear
-
-if TYPE_CHECKING:
-    from dsv4.backend.stages import KernelLayerStages
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor, float]
 MIN_FP4_HEADS = 16
@@ -24,7 +22,7 @@ def _count(segment: Segment, layer: int) -> int:
     return store.rows
 
 
-def scores_by_einsum(at: "KernelLayerStages", q: Tensor, weights: Tensor, batch: Batch) -> Tensor:
+def scores_by_einsum(at: KernelLayer, q: Tensor, weights: Tensor, batch: Batch) -> Tensor:
     """FP32 products of the codes' values, ReLU, weighted sum: what B2 replaces. (T, C) FP32.
 
     Heads are added one after the other: a library's sum may take another order for another number of rows.
@@ -53,7 +51,7 @@ def scores_by_einsum(at: "KernelLayerStages", q: Tensor, weights: Tensor, batch:
 
 
 def scores_by_kernel(
-    at: "KernelLayerStages", q: Tensor | Any, weights: Tensor, fused: Parts | None, batch: Batch
+    at: KernelLayer, q: Tensor | Any, weights: Tensor, fused: Parts | None, batch: Batch
 ) -> Tensor:
     """Scores over paged keys; sequences with equally many rows in one launch. (T, C) FP32, -inf where not visible.
 
@@ -87,7 +85,7 @@ def scores_by_kernel(
     return torch.cat(found)
 
 
-def _form(at: "KernelLayerStages") -> Form:
+def _form(at: KernelLayer) -> Form:
     """FP8; or FP4, folded into E4M3 where the device or the number of heads has no FP4 products."""
     if at.plan.index_score == "fp8":
         return "fp8"
@@ -97,7 +95,7 @@ def _form(at: "KernelLayerStages") -> Form:
 
 
 def _query(
-    at: "KernelLayerStages", q: Tensor | Any, weights: Tensor, fused: Parts | None
+    at: KernelLayer, q: Tensor | Any, weights: Tensor, fused: Parts | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Codes, scales (FP4 alone) and head weights times the query's own scale."""
     form = _form(at)
@@ -112,7 +110,7 @@ def _query(
     return (done[0], done[1], done[2]) if len(done) == 3 else (done[0], None, done[1])
 
 
-def _paged(at: "KernelLayerStages", query: list[Any], limits: Tensor, group: tuple[Segment, ...]) -> Tensor:
+def _paged(at: KernelLayer, query: list[Any], limits: Tensor, group: tuple[Segment, ...]) -> Tensor:
     q, scales, weights = query
     stores: list[Any] = [segment.cache.layers[at.layer].index for segment in group]
     table, pool = stores[0].tables(stores), stores[0].pool

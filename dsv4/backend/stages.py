@@ -6,38 +6,31 @@ the kernel offers one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsv4.backend import attention, compressed, experts
-from dsv4.backend.paths import check_stored, emulated
-from dsv4.backend.values import Fused, Packed, on_cpu
-from dsv4.backend.weights import native_layer
+from dsv4.backend.layer import Env, KernelLayer, Written
+from dsv4.backend.paths import emulated
+from dsv4.backend.values import Packed, on_cpu
 from dsv4.model.cache import Batch
-from dsv4.model.config import ModelConfig
 from dsv4.model.numerics import Numerics
 from dsv4.model.ops import REFS
 from dsv4.model.stages import LayerStages
-from dsv4.model.weights import HyperWeights, LayerWeights
-from dsv4.plan import Plan
+from dsv4.model.weights import HyperWeights
 from kernels.formats import e2m1
 from kernels.formats import nvfp4 as nvfp4_format
 from kernels.hc import kernel as hc
-from kernels.linear.kernel import Nvfp4Weight, grouped_linear, nvfp4_linear
+from kernels.linear.kernel import grouped_linear, nvfp4_linear
 from kernels.mhc_rmsnorm_quantise_nvfp4.kernel import mhc_rmsnorm_quantise
 from kernels.nvfp4_quantise.kernel import quantise
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
 from kernels.rmsnorm.kernel import rmsnorm
 from kernels.rmsnorm_quantise_nvfp4.kernel import rmsnorm_quantise
-from kernels.rope.ref import cos_sin
 
 BF16, FP32 = torch.bfloat16, torch.float32
-Env = Mapping[str, Any]
-Written = dict[str, Any]
-Seen = Callable[[str, int, Tensor], None]
-T = TypeVar("T")
 
 
 class _Env(Mapping[str, Any]):
@@ -56,48 +49,14 @@ class _Env(Mapping[str, Any]):
         return len(self._env)
 
 
-class KernelLayerStages(LayerStages):
-    """The stages of one layer under one plan, on one device.
+class KernelLayerStages(KernelLayer, LayerStages):
+    """The stages of one layer; arguments as :class:`dsv4.backend.layer.KernelLayer`."""
 
-    Parameters
-    ----------
-    layer, weights, config, numerics : as :class:`dsv4.model.stages.LayerStages`; ``weights`` stay where they are.
-    plan : which kernels.
-    device : where they run.
-    seen : called with a name, the layer and a tensor that no tap shows (what SwiGLU clamps).
-
-    Attributes
-    ----------
-    angles : cosines and sines (N, 32) FP32 of positions 0 to N on the device while a step of fixed shapes runs
-        (:mod:`dsv4.backend.step`); else None.
-
-    Raises
-    ------
-    NoKernelError
-        A stored format that no kernel reads.
-    """
-
-    def __init__(
-        self,
-        layer: int,
-        weights: LayerWeights,
-        config: ModelConfig,
-        numerics: Numerics,
-        plan: Plan,
-        device: torch.device,
-        seen: Seen,
-    ) -> None:
-        super().__init__(layer, weights, config, numerics, REFS)
-        check_stored(layer, weights)
-        self.plan, self.device, self.seen = plan, device, seen
-        self.native = native_layer(weights, config, device)
-        self.fused = Fused()
-        self._record = numerics.record
-        self.angles: tuple[Tensor, Tensor] | None = None
-        self._made: list[tuple[str, int, Tensor, Any]] = []
+    def __init__(self, *of_the_layer: Any) -> None:
+        super().__init__(*of_the_layer)
         on_refs = dict(self._functions)
         self._functions = self._by_kernels()
-        for stage in {stage for stages in emulated(plan).values() for stage in stages}:
+        for stage in {stage for stages in emulated(self.plan).values() for stage in stages}:
             self._functions[stage] = _on_cpu(on_refs[stage])
 
     def _by_kernels(self) -> dict[str, Callable[[Env, Batch], Written]]:
@@ -137,43 +96,6 @@ class KernelLayerStages(LayerStages):
     def _here(self, value: Any) -> Any:
         return value.to(self.device) if isinstance(value, Tensor) else value
 
-    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotation of rows at ``positions``, where these are: a kernel's on the device, an emulated stage's on the CPU.
-
-        Made on the CPU: FP64 cosines of a GPU may differ in the last bit. Or, where positions must not leave the
-        device, read from :attr:`angles`, which were made so.
-        """
-        return self.once("cos_sin", positions, self._rotation)
-
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        if self.angles is not None:
-            return self.angles[0][positions], self.angles[1][positions]
-        cos, sin = cos_sin(positions.cpu(), self.frequencies)
-        return cos.to(positions.device), sin.to(positions.device)
-
-    def once(self, name: str, of: Tensor, make: Callable[[Tensor], T]) -> T:
-        """``make(of)``, made once for all stages of the layer's attention that read it."""
-        for made in self._made:
-            if made[:2] == (name, of._version) and made[2] is of:
-                return made[3]
-        found = make(of)
-        self._made.append((name, of._version, of, found))
-        return found
-
-    def in_bf16(self, x: Tensor) -> Tensor:
-        """What the BF16 readers of a norm take."""
-        return self.once("bf16", x, lambda x: x.to(BF16))
-
-    def visible(self, positions: Tensor) -> Tensor:
-        """Compressed entries that a token sees, (T,) int32."""
-        ratio = self.config.compress_ratios[self.layer]
-        return self.once("visible", positions, lambda positions: ((positions + 1) // ratio).int())
-
-    @property
-    def eps(self) -> float:
-        """``rms_norm_eps``."""
-        return self.config.rms_norm_eps
-
     def block_input(self, site: str, streams: Tensor, weights: HyperWeights, norm: Tensor) -> Written:
         """Streams to mHC's weights and ``<site>_in`` (T, D): BF16 unfused, else an FP32 copy beside its NVFP4 rows."""
         config, plan, name = self.config, self.plan, f"{site}_in"
@@ -210,10 +132,6 @@ class KernelLayerStages(LayerStages):
         if how == "scalar" and len(rows.gsa):
             rows = rows._replace(gsa=rows.gsa.amax().expand_as(rows.gsa).contiguous())
         return Packed(rows)
-
-    def linear(self, x: Packed, weight: Nvfp4Weight) -> Tensor:
-        """(T, K) NVFP4 by a stored matrix, in BF16."""
-        return nvfp4_linear(x.rows, weight)
 
     def _q_a_kernel(self, env: Env, batch: Batch) -> Written:
         qr = self.linear(env["attn_in_q"], self.native.q_a)

@@ -1,0 +1,106 @@
+"""What every stage of one layer on kernels works with: native weights, plan, device, and what stages share."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dsv4.backend.paths import check_stored
+from dsv4.backend.values import Fused, Packed
+from dsv4.backend.weights import native_layer
+from dsv4.model.config import ModelConfig
+from dsv4.model.layer import Env, Layer, Written
+from dsv4.model.numerics import Numerics
+from dsv4.model.ops import REFS
+from dsv4.model.weights import LayerWeights
+from dsv4.plan import Plan
+from kernels.linear.kernel import Nvfp4Weight, nvfp4_linear
+from kernels.rope.ref import cos_sin
+
+__all__ = ["Env", "KernelLayer", "Seen", "Written"]
+BF16 = torch.bfloat16
+T = TypeVar("T")
+Seen = Callable[[str, int, Tensor], None]
+
+
+class KernelLayer(Layer):
+    """One layer under one plan, on one device.
+
+    Parameters
+    ----------
+    layer, weights, config, numerics : as :class:`dsv4.model.layer.Layer`; ``weights`` stay where they are.
+    plan : which kernels.
+    device : where they run.
+    seen : called with a name, the layer and a tensor that no tap shows (what SwiGLU clamps).
+
+    Attributes
+    ----------
+    angles : cosines and sines (N, 32) FP32 of positions 0 to N on the device while a step of fixed shapes runs
+        (:mod:`dsv4.backend.step`); else None.
+
+    Raises
+    ------
+    NoKernelError
+        A stored format that no kernel reads.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        weights: LayerWeights,
+        config: ModelConfig,
+        numerics: Numerics,
+        plan: Plan,
+        device: torch.device,
+        seen: Seen,
+    ) -> None:
+        super().__init__(layer, weights, config, numerics, REFS)
+        check_stored(layer, weights)
+        self.plan, self.device, self.seen = plan, device, seen
+        self.native = native_layer(weights, config, device)
+        self.fused = Fused()
+        self._record = numerics.record
+        self.angles: tuple[Tensor, Tensor] | None = None
+        self._made: list[tuple[str, int, Tensor, Any]] = []
+
+    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotation of rows at ``positions``, where these are: a kernel's on the device, an emulated stage's on the CPU.
+
+        Made on the CPU: FP64 cosines of a GPU may differ in the last bit. Or, where positions must not leave the
+        device, read from :attr:`angles`, which were made so.
+        """
+        return self.once("cos_sin", positions, self._rotation)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if self.angles is not None:
+            return self.angles[0][positions], self.angles[1][positions]
+        cos, sin = cos_sin(positions.cpu(), self.frequencies)
+        return cos.to(positions.device), sin.to(positions.device)
+
+    def once(self, name: str, of: Tensor, make: Callable[[Tensor], T]) -> T:
+        """``make(of)``, made once for all stages of the layer's attention that read it."""
+        for made in self._made:
+            if made[:2] == (name, of._version) and made[2] is of:
+                return made[3]
+        found = make(of)
+        self._made.append((name, of._version, of, found))
+        return found
+
+    def in_bf16(self, x: Tensor) -> Tensor:
+        """What the BF16 readers of a norm take."""
+        return self.once("bf16", x, lambda x: x.to(BF16))
+
+    def visible(self, positions: Tensor) -> Tensor:
+        """Compressed entries that a token sees, (T,) int32."""
+        ratio = self.config.compress_ratios[self.layer]
+        return self.once("visible", positions, lambda positions: ((positions + 1) // ratio).int())
+
+    @property
+    def eps(self) -> float:
+        """``rms_norm_eps``."""
+        return self.config.rms_norm_eps
+
+    def linear(self, x: Packed, weight: Nvfp4Weight) -> Tensor:
+        """(T, K) NVFP4 by a stored matrix, in BF16."""
+        return nvfp4_linear(x.rows, weight)
