@@ -37,9 +37,9 @@ def published(
     verdict = read_verdict(results, variant.id)
     if verdict is None or blocker(results, config, variant):
         return None
-    return (
-        None if variant.on_request and not target and _expired(results, config, variant, verdict) else verdict
-    )
+    if variant.on_request and not target and _expired(results, config, variant, verdict):
+        return None
+    return verdict
 
 
 def _expired(results: Path, config: Config, variant: Variant, verdict: Mapping[str, Any]) -> bool:
