@@ -14,7 +14,7 @@ WRONG = {
         "3 passed in 2.1s\n========= ERROR SUMMARY: 2 errors\n"
     ),
     "racecheck": (
-        "========= Error: Race reported between Write access at a and Read access at b [64 hazards]\n"
+        "========= Error: Race reported between Write access at a+0x10 in a.py:3 and Read access at a+0x20 in a.py:4\n"
         "3 passed in 2.1s\n========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"
     ),
 }
@@ -28,8 +28,8 @@ def test_every_op_with_a_kernel_has_files_to_run():
 
 @pytest.mark.parametrize("tool", sanitize.TOOLS)
 def test_clean_is_clean_and_a_finding_is_not(tool):
-    assert sanitize.read("op", tool, CLEAN[tool], 3.0).clean
-    found = sanitize.read("op", tool, WRONG[tool], 3.0)
+    assert sanitize.read("op", "test_op_kernel.py", tool, CLEAN[tool], 3.0).clean
+    found = sanitize.read("op", "test_op_kernel.py", tool, WRONG[tool], 3.0)
     assert not found.clean
     assert found.findings in (1, 2)
     assert found.first
@@ -43,8 +43,31 @@ def test_clean_is_clean_and_a_finding_is_not(tool):
     ids=["nothing", "cut off", "failed", "no tests"],
 )
 def test_what_did_not_run_is_not_clean(tool, output):
-    assert not sanitize.read("op", tool, output, 600.0).clean
-    assert not sanitize.read("op", tool, output + CLEAN[tool].split("\n")[1] + "\n", 600.0).clean
+    assert not sanitize.read("op", "test_op_kernel.py", tool, output, 600.0).clean
+    assert not sanitize.read(
+        "op", "test_op_kernel.py", tool, output + CLEAN[tool].split("\n")[1] + "\n", 600.0
+    ).clean
+
+
+def test_a_hand_over_of_a_gluon_kernel_is_told_from_a_race():
+    name = "attend_hopper_kernel"
+    assert name in sanitize.gluon_kernels()
+    hand_over = (
+        "========= Error: Potential RAW hazard detected at __shared__ 0x1 in block (0,0,0) :\n"
+        f"=========     Write Thread (1,0,0) at {name}+0x10 in a.py:1\n"
+        f"=========     Read Thread (2,0,0) at {name}+0x20 in b.py:2\n========= \n"
+    )
+    tail = "3 passed in 2.1s\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
+    assert sanitize.read("op", "f.py", "racecheck", hand_over * 2 + tail, 3.0).clean
+    other = hand_over.replace(name, "another_kernel", 1)
+    assert not sanitize.read("op", "f.py", "racecheck", hand_over + other + tail, 3.0).clean
+
+
+def test_counts_are_pytests_and_not_the_sanitizers():
+    text = "59 passed, 2 skipped in 31.0s\n"
+    text += "========= RACECHECK SUMMARY: 83 hazards displayed (83 errors, 0 warnings)\n"
+    found = sanitize.read("op", "f.py", "racecheck", text, 3.0)
+    assert (found.tests, found.failed, found.findings) == (59, 0, 83)
 
 
 def test_without_the_tool_it_says_where_it_comes_from(monkeypatch, capsys):
