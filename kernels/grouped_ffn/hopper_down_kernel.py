@@ -15,7 +15,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT, nvfp4_gsa
 from kernels.formats.nvfp4_kernel import by_divisions, by_steps, finite, in_top_bits, packed, steps
-from kernels.grouped_ffn.hopper_kernel import MOST_AHEAD
 from kernels.linear.hopper_kernel import addressable, fits, here, plan
 from kernels.linear.hopper_product_kernel import multiplied, stage_layout, stage_words, start
 from kernels.overlap import OVERLAPPED
@@ -24,6 +23,12 @@ from kernels.rmsnorm.row_kernel import group_max, row_top, widened
 from kernels.swiglu.kernel import swiglu_of
 
 WARPS = 4
+# Steps in flight before the row is there; more hold registers that the launch before needs. H200, 2026-12-01, the op
+# with one token: 31.8 us with one step, 41.7 with two, 40.1 with four; 36.0 us with SwiGLU in a launch of its own.
+MOST_AHEAD = 1
+MOST_SLOTS = (
+    8  # with four tokens 99.5 us, but 95.3 with SwiGLU's own launch: a program's second turn waits for a row
+)
 
 
 @gluon.jit
@@ -110,7 +115,13 @@ def takes(both: Tensor, codes: Tensor, scales: Tensor) -> bool:
     """Whether a product of slots with these weights (E, N, F/2), (E, N, F/16) is for this kernel."""
     n, f = codes.shape[1], 2 * codes.shape[2]
     whole = both.dtype is torch.bfloat16 and f & (f - 1) == 0 and f >= 512 * WARPS  # a group or more a thread
-    return whole and here(both.device) and fits(n, f, 1, WARPS) and addressable(scales)
+    return (
+        whole
+        and len(both) <= MOST_SLOTS
+        and here(both.device)
+        and fits(n, f, 1, WARPS)
+        and addressable(scales)
+    )
 
 
 def launch(

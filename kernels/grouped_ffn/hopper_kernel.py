@@ -24,6 +24,7 @@ WARPS, WARPS_ALONE = 8, 4
 MOST_AHEAD = 2
 # Up to so many tokens each slot is a block of its own, and a launch may begin while the one before it ends.
 MOST_ALONE = 8
+LATE = False
 
 
 @gluon.jit
@@ -45,6 +46,7 @@ def _grouped_hopper_kernel(
     SLOTS_PER_ROW: gl.constexpr,
     SORTED: gl.constexpr,
     EARLY: gl.constexpr,
+    LATE: gl.constexpr,
     K: gl.constexpr,
     AHEAD: gl.constexpr,
     BT: gl.constexpr,
@@ -58,7 +60,8 @@ def _grouped_hopper_kernel(
     block = gl.program_id(1)
     if not EARLY:
         gdc_wait()
-        gdc_launch_dependents()
+        if not LATE:
+            gdc_launch_dependents()
     expert = gl.load(expert_ptr + block).to(gl.int32)
     if expert >= 0:
         first = gl.program_id(0) * BN
@@ -100,6 +103,8 @@ def _grouped_hopper_kernel(
             PADDED,
             WARPS,
         )
+        if LATE:
+            gdc_launch_dependents()
         n = first + gl.arange(0, BN, gl.SliceLayout(1, mma))
         gsa = gl.load(gsa_ptr + slot // SLOTS_PER_ROW)
         acc = acc * gsa[None, :] * gl.load(scale_2_ptr + expert)
@@ -146,6 +151,7 @@ def launch(
         SLOTS_PER_ROW=work.per_row,
         SORTED=not work.alone,
         EARLY=work.early,
+        LATE=LATE and work.alone and not work.early,
         K=k,
         **planned.constants(warps),
         num_warps=warps,
@@ -176,7 +182,13 @@ def _build(name: str, k: int, per_row: int, *, alone: bool, store: str) -> Build
     warps, planned = _plan(k, alone=alone)
     pointers = operands("*i32", "*i16", "*i32", store)
     pointers |= dict.fromkeys(("slots_ptr", "expert_ptr", "first_ptr", "count_ptr"), "*i32")
-    constants = {"SLOTS_PER_ROW": per_row, "SORTED": not alone, "EARLY": per_row == 1, "K": k}
+    constants = {
+        "SLOTS_PER_ROW": per_row,
+        "SORTED": not alone,
+        "EARLY": per_row == 1,
+        "K": k,
+        "LATE": LATE and alone and per_row > 1,
+    }
     return Build(
         name=f"grouped_ffn/nvfp4_hopper/{name}",
         kernel=_grouped_hopper_kernel,

@@ -32,6 +32,7 @@ MOST_ROWS = 16
 WARPS = 8
 DEEP = 2, 80
 SHALLOW = 1, 64
+OF_PARTS = 2, 96
 
 
 @gluon.jit(do_not_specialize=["T"])
@@ -122,7 +123,7 @@ def plan(k: int, num_rows: int, most_ahead: int) -> Plan:
 
 def depth(rows: int, parts: int) -> tuple[int, int]:
     """Most steps in flight, and registers of a thread."""
-    return SHALLOW if rows > 8 and parts == 1 else DEEP
+    return OF_PARTS if parts > 1 else SHALLOW if rows > 8 else DEEP
 
 
 def here(device: torch.device) -> bool:

@@ -33,24 +33,24 @@ def _mhc_rmsnorm_quantise_kernel(
     streams_stride,
     stream_stride,
     num_rows,
+    D,
     eps,
-    D: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BETWEEN: tl.constexpr,
     COPY: tl.constexpr,
     GROUPS: tl.constexpr,
-    LOOP: tl.constexpr,
+    LOOP: tl.constexpr,  # D where programs loop over rows, else 0
     PDL: tl.constexpr,
 ):
     follow(PDL)
-    if LOOP:  # the weights stay in registers
-        weight = load_row_weight(weight_ptr, D, GROUPS, WEIGHTED)
+    if LOOP > 0:  # the weights stay in registers; a size that is known needs no masks
+        weight = load_row_weight(weight_ptr, LOOP, GROUPS, WEIGHTED)
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
             wide = tl.cast(row, tl.int64)  # row * stride outgrows int32 on a long prompt
             at, pre_at = streams_ptr + wide * streams_stride, pre_ptr + wide * NUM_STREAMS
-            x = stored(_weighted_sum(at, pre_at, stream_stride, D, GROUPS), BETWEEN)
+            x = stored(_weighted_sum(at, pre_at, stream_stride, LOOP, GROUPS), BETWEEN)
             store_normed(
-                x, weight, copy_ptr, code_ptr, scale_ptr, gsa_ptr, wide, D, eps, BETWEEN, COPY, GROUPS
+                x, weight, copy_ptr, code_ptr, scale_ptr, gsa_ptr, wide, LOOP, eps, BETWEEN, COPY, GROUPS
             )
     else:
         row = tl.program_id(0).to(tl.int64)
@@ -134,8 +134,8 @@ def mhc_rmsnorm_quantise(
         from_streams.stride(0),
         from_streams.shape[2],
         T,
-        eps,
-        LOOP=loop,
+        eps=eps,
+        LOOP=D if loop else 0,
         **constants,
     )
     return done
@@ -156,11 +156,11 @@ def builds(sizes: Sizes) -> list[Build]:
             f"mhc_rmsnorm_quantise_nvfp4/{phase}/{sizes.name}",
             _mhc_rmsnorm_quantise_kernel,
             {"streams_ptr": "*i32", "pre_ptr": "*fp32"},
-            ("streams_stride", "stream_stride"),
+            ("streams_stride", "stream_stride", "D"),
             sizes.hidden_size,
             copy=copy,
             counts=("num_rows",),
-            LOOP=_loops(T, sizes.hidden_size, copy),
+            LOOP=sizes.hidden_size if _loops(T, sizes.hidden_size, copy) else 0,
         )
         for phase, T, copy in (("decode", 1, True), ("prefill", 4096, False))
     ]

@@ -178,7 +178,10 @@ def build_normed(
     counts: tuple[str, ...] = (),
     **more: Any,
 ) -> Build:
-    """A specialisation of a kernel that ends in :func:`store_normed`; ``more``: its own constants."""
+    """A specialisation of a kernel that ends in :func:`store_normed`.
+
+    ``strides``: its integers that are multiples of 16, ``counts``: the others; ``more``: its own constants.
+    """
     constants, options = row_constants(D)
     pointers = {**inputs, "weight_ptr": "*i32", "copy_ptr": "*bf16" if copy else "*fp32", **OUT_SIGNATURE}
     integers = dict.fromkeys((*strides, *counts), "i32")
@@ -187,7 +190,7 @@ def build_normed(
         kernel=kernel,
         signature={**pointers, **integers, "eps": "fp32"},
         constants={
-            "D": D,
+            **({} if "D" in strides else {"D": D}),
             "WEIGHTED": True,
             "BETWEEN": tl.float32,
             "COPY": copy,
