@@ -4,7 +4,9 @@ Five launches: slots by expert, gate and up, SwiGLU with its quantiser, down, th
 one expert meets every tile of that expert's weights once; with one token each slot is a block and nothing is sorted.
 SwiGLU is no epilogue of the first product: its quantiser needs the largest of a whole row, which 64 or more
 programs hold, and the detour through memory is under 1% of the weight's bytes. On a Hopper blocks of up to 8 slots go
-to :mod:`kernels.grouped_ffn.hopper_kernel` where the sizes fit.
+to :mod:`kernels.grouped_ffn.hopper_kernel` where the sizes fit; up to 8 tokens nothing is sorted there (two slots of
+one expert read its weights at about the same time, the second from the L2 cache), and one token's SwiGLU is made in
+the down product (:mod:`kernels.grouped_ffn.hopper_down_kernel`).
 """
 
 import torch

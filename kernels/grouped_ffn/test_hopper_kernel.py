@@ -108,7 +108,7 @@ def both_ways(wide, T, device, monkeypatch, limit=LIMIT):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("T", [1, 4, 8])
+@pytest.mark.parametrize("T", [1, 3, 4])
 def test_swiglu_in_the_down_product_has_the_bits_of_its_own_launch(hopper, wide, T, monkeypatch):
     fused, apart = both_ways(wide, T, hopper, monkeypatch)
     assert_bitwise(fused, apart)

@@ -28,7 +28,9 @@ MOST_STAGED = 1 << 15  # activation values in shared memory: 64 KB of FP16 a blo
 MOST_ROWS = 16
 # Measured on an H200 (CUDA graphs, 2026-11-30), us of q_b with one row and of o_b with 16. Rows of the weight a block:
 # 64 8.0, 12.5; 128 8.3, 12.2; 256 8.7, 11.7. Of the 128, 4 steps in flight in 128 registers 8.3, 12.2, but 2 in 80 7.3,
-# 10.9: a third block fits a multiprocessor, so the next launch's first loads run beside this one's products.
+# 10.9: a third block fits a multiprocessor, so the next launch's first loads run beside this one's products. Steps in
+# flight and registers (2026-12-01): q_b with 16 rows 9.2 us with 1 and 64, 10.0 with 2 and 80, with one row 7.6, 7.4;
+# o_b with 16 rows and with one 9.9, 8.0 us with 2 and 96, 11.1, 8.6 with 2 and 80, 12.3, 8.6 with 1 and 64.
 WARPS = 8
 DEEP = 2, 80
 SHALLOW = 1, 64
