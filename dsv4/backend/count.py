@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,7 @@ def page(model: str, found: Sequence[Mapping[str, Any]], device: str) -> str:
     """The counts as Markdown."""
     on = "no device: no launch is made" if device == "meta" else torch.cuda.get_device_name()
     first, layers = found[0], len(RATIOS[model])
+    on += f", {datetime.now(UTC):%Y-%m-%d}"
     lines = [INTRO.format(name=model.capitalize(), layers=layers, context=f"{CONTEXT:,}", on=on), "", HEAD]
     for one in found:
         kernels = ", ".join(f"`{name}` {count}" for name, count in sorted(one["site"].items()))
