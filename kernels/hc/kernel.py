@@ -14,11 +14,12 @@ from torch import Tensor
 from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT
+from kernels.hc import hopper_kernel as hopper
 from kernels.hc.finish_kernel import finish_kernel
 from kernels.hc.mix_kernel import partial_kernel
 from kernels.hc.ref import Mix
 from kernels.hc.streams_kernel import collapse_kernel, expand_kernel
-from kernels.hc.weights_kernel import STREAMS, partial_sums, tiles, weights
+from kernels.hc.weights_kernel import STREAMS, Path, Tiles, hopper_tiles, partial_sums, tiles, weights
 from kernels.overlap import OVERLAPPED
 from kernels.rmsnorm.kernel import FLOATS
 
@@ -37,6 +38,7 @@ def mix(
     iterations: int,
     out: Mix | None = None,
     part: Tensor | None = None,
+    path: Path | None = None,
 ) -> Mix:
     """Mixing weights of a site; see :func:`kernels.hc.ref.mix`.
 
@@ -51,6 +53,9 @@ def mix(
     out : Mix, contiguous, optional
     part : what :func:`kernels.hc.weights_kernel.partial_sums` gives, optional
         Memory for the sums between the two launches.
+    path : "hopper", "portable" or None
+        None: the Hopper kernel where it can run, which :func:`kernels.hc.hopper_kernel.why_not` tells. Each has an
+        order of its sums, which does not depend on the number of rows.
 
     Returns
     -------
@@ -78,7 +83,7 @@ def mix(
         post=(out.post, f"{T} 4", F32),
         comb=(out.comb, f"{T} 4 4", F32),
     )
-    weights(streams, fn, base, scale, out, part, norm_eps, hc_eps, iterations)
+    weights(streams, fn, base, scale, out, part, norm_eps, hc_eps, iterations, path)
     return out
 
 
@@ -243,38 +248,16 @@ def _check_weights(
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """The mix of few and of many rows, the streams' sum and their update."""
+    """The mix of few and of many rows, of both paths, the streams' sum and their update."""
     K, found = STREAMS * sizes.hidden_size, []
     for phase, T in (("decode", 1), ("batch", 512), ("prefill", 4096)):
-        chosen = tiles(T, K)
-        streams = "*i16" if chosen.halves else "*bf16"
-        found += [
-            _build(
-                f"hc/mix_partial_{phase}/{sizes.name}",
-                partial_kernel,
-                {"streams_ptr": streams, "fn_ptr": "*fp32", "part_ptr": "*fp32"},
-                ("streams_stride", "num_rows", "K"),
-                {"OUTPUTS": 24, "PDL": True, **chosen.first, **OVERLAPPED},
-                aligned=("streams_stride", "K"),
-            ),
-            _build(
-                f"hc/mix_finish_{phase}/{sizes.name}",
-                finish_kernel,
-                dict.fromkeys(
-                    ("part_ptr", "sum_ptr", "base_ptr", "scale_ptr", "pre_ptr", "post_ptr", "comb_ptr"),
-                    "*fp32",
-                ),
-                ("num_rows", "num_splits", "K"),
-                {
-                    "ITERATIONS": sizes.hc_sinkhorn_iters,
-                    "FAST": True,
-                    "PDL": chosen.early,
-                    **chosen.second,
-                    **(OVERLAPPED if chosen.early else {}),
-                },
-                floats=("norm_eps", "hc_eps"),
-            ),
-        ]
+        for path, chosen in (("portable", tiles(T, K)), ("hopper", hopper_tiles(T, K))):
+            name = f"{path}_{phase}/{sizes.name}"
+            only = ("sm_90a",) if path == "hopper" else ()
+            found += [
+                _partial(f"hc/mix_partial_{name}", chosen, only),
+                _finish(f"hc/mix_finish_{name}", chosen, sizes.hc_sinkhorn_iters, only),
+            ]
     pointers = {"streams_ptr": "*bf16", "pre_ptr": "*fp32", "x_ptr": "*bf16"}
     integers = ("streams_stride", "num_rows", "D")
     constants = {"ROWS": 1, "BLOCK_D": 2048}
@@ -309,6 +292,43 @@ def builds(sizes: Sizes) -> list[Build]:
     return found
 
 
+def _partial(name: str, chosen: Tiles, only: tuple[str, ...]) -> Build:
+    constants = {"OUTPUTS": 24, "PDL": True, **chosen.first, **OVERLAPPED}
+    if chosen.steps:
+        block = chosen.first["BLOCK_T"]
+        pointers = {
+            "streams": f"tensordesc<bf16[{block}, {hopper.STEP}],{hopper.layout(16)!r}>",
+            "fn": f"tensordesc<fp32[32, {hopper.STEP}],{hopper.layout(32)!r}>",
+            "part_ptr": "*fp32",
+        }
+        integers, aligned, kernel = ("num_rows", "K", "steps"), ("K",), hopper.partial_hopper_kernel
+    else:
+        streams = "*i16" if chosen.halves else "*bf16"
+        pointers = {"streams_ptr": streams, "fn_ptr": "*fp32", "part_ptr": "*fp32"}
+        integers, aligned = ("streams_stride", "num_rows", "K"), ("streams_stride", "K")
+        kernel = partial_kernel
+    return _build(name, kernel, pointers, integers, constants, aligned, only=only)
+
+
+def _finish(name: str, chosen: Tiles, iterations: int, only: tuple[str, ...]) -> Build:
+    pointers = ("part_ptr", "sum_ptr", "base_ptr", "scale_ptr", "pre_ptr", "post_ptr", "comb_ptr")
+    return _build(
+        name,
+        finish_kernel,
+        dict.fromkeys(pointers, "*fp32"),
+        ("num_rows", "num_splits", "K"),
+        {
+            "ITERATIONS": iterations,
+            "FAST": True,
+            "PDL": chosen.early,
+            **chosen.second,
+            **(OVERLAPPED if chosen.early else {}),
+        },
+        floats=("norm_eps", "hc_eps"),
+        only=only,
+    )
+
+
 def _build(
     name: str,
     kernel: object,
@@ -317,6 +337,7 @@ def _build(
     constants: Mapping[str, Any],
     aligned: tuple[str, ...] = (),
     floats: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
 ) -> Build:
     """``constants`` hold the launch options too, in lower case."""
     return Build(
@@ -324,6 +345,7 @@ def _build(
         kernel=kernel,
         signature={**pointers, **dict.fromkeys(integers, "i32"), **dict.fromkeys(floats, "fp32")},
         constants={key: value for key, value in constants.items() if key.isupper()},
-        aligned=(*pointers, *aligned),
+        aligned=(*(name for name, kind in pointers.items() if kind.startswith("*")), *aligned),
+        only=only,
         options={key: value for key, value in constants.items() if not key.isupper()},
     )

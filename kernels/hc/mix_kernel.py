@@ -17,7 +17,7 @@ from kernels.rmsnorm.row_kernel import eighths, onto_halves
 
 SEGMENT = 256
 FOUR = 4  # segments, and fours of them
-COLUMNS = tl.constexpr(32)  # of partial sums: comb at 0, pre at 16, post at 20, the sum of squares at 24
+COLUMNS = tl.constexpr(32)  # of partial sums: those of fn, pre, post and comb, and the sum of squares at 24
 
 
 @triton.jit
@@ -96,11 +96,10 @@ def partial_kernel(
     row = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     split = tl.program_id(1)
     column = tl.arange(0, COLUMNS)
-    output = tl.where(column < 16, column + 8, column - 16)  # of fn: pre, post, comb
-    used = (column < 24) & (output < OUTPUTS)
+    used = column < OUTPUTS
     k = tl.arange(0, BLOCK_K)
     x_at = streams_ptr + row.to(tl.int64)[:, None] * streams_stride
-    fn_at = fn_ptr + output[:, None] * K
+    fn_at = fn_ptr + column[:, None] * K
     STEPS: tl.constexpr = SIZE // BLOCK_K
     total = tl.zeros((BLOCK_T, COLUMNS), tl.float32)
     four = tl.zeros((BLOCK_T, COLUMNS), tl.float32)
@@ -133,5 +132,5 @@ def partial_kernel(
                     four = tl.zeros((BLOCK_T, COLUMNS), tl.float32)
                     four_square = tl.zeros((BLOCK_T,), tl.float32)
     to = part_ptr + (split.to(tl.int64) * num_rows + row) * COLUMNS
-    tl.store(to[:, None] + column[None, :], total, (row < num_rows)[:, None] & (column < 24)[None, :])
+    tl.store(to[:, None] + column[None, :], total, (row < num_rows)[:, None] & used[None, :])
     tl.store(to + 24, total_square, row < num_rows)

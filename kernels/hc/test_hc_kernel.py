@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels._check import assert_bitwise, assert_differs, assert_fault_seen, draw
-from kernels.hc import kernel, ref
+from kernels.hc import hopper_kernel, kernel, ref
 from kernels.hc import weights_kernel as weights
 from kernels.hc.mix_kernel import partial_kernel
 
@@ -97,14 +97,43 @@ def test_columns_sum_to_one_and_rows_nearly(accelerator):
 def test_few_and_many_rows_have_the_same_bits(T, accelerator, monkeypatch):
     """A program a segment, a four, a sixteen: the order of the sum is one."""
     args = [t.to(accelerator) for t in inputs(T, 1300)]  # 21 segments, the last one short: two sixteens
-    few = kernel.mix(*args, **HC)
-    tiles = weights.tiles
+    few, tiles = kernel.mix(*args, **HC, path="portable"), weights.tiles
     for rows in (512, 2048):
-        chosen = tiles(rows, 4 * 1300)
-        other_tiles = replace(chosen, rows=-(-T // chosen.first["BLOCK_T"]))
-        monkeypatch.setattr(weights, "tiles", lambda *_, to=other_tiles: to)
-        for one, other in zip(few, kernel.mix(*args, **HC), strict=True):
+        tile_as(monkeypatch, tiles, rows, T, 4 * 1300)
+        for one, other in zip(few, kernel.mix(*args, **HC, path="portable"), strict=True):
             assert_bitwise(one.cpu(), other.cpu())
+
+
+def tile_as(monkeypatch, tiles, rows, T, K):
+    """T rows are launched as so many ``rows`` would be."""
+    chosen = tiles(rows, K)
+    chosen = replace(chosen, rows=-(-T // chosen.first["BLOCK_T"]))
+    monkeypatch.setattr(weights, tiles.__name__, lambda *_: chosen)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Gluon has no interpreter")
+@pytest.mark.parametrize("D", [64, 1300, 4096, 7168])
+@pytest.mark.parametrize("T", [1, 67, 300])
+def test_the_hopper_kernel_has_one_order_of_sums(T, D, monkeypatch):
+    streams, fn, base, scale = inputs(T, D)
+    args = [t.to("cuda") for t in (streams, fn, base, scale)]
+    if reason := hopper_kernel.why_not(*args[:2]):
+        pytest.skip(reason)
+    few = kernel.mix(*args, **HC, path="hopper")
+    assert_near(few, ref.mix(streams.float(), fn, base, scale, **HC), tolerance(streams, fn, scale))
+    tiles = weights.hopper_tiles
+    for rows in (1, 512, 4096):
+        tile_as(monkeypatch, tiles, rows, T, 4 * D)
+        for _ in range(3):
+            for one, other in zip(few, kernel.mix(*args, **HC, path="hopper"), strict=True):
+                assert_bitwise(one.cpu(), other.cpu())
+
+
+def test_a_path_that_cannot_run_is_refused(accelerator):
+    args = [t.to(accelerator) for t in inputs(2, 64, F32)]
+    with pytest.raises(ValueError, match="no Hopper kernel for this call"):
+        kernel.mix(*args, **HC, path="hopper")
 
 
 def test_a_row_does_not_see_its_batch(accelerator):
@@ -142,7 +171,7 @@ def one_product(accelerator):
     args = streams.to(accelerator).view(torch.int16), fn.to(accelerator), part, 256, 1, 256
     partial_kernel[(1, 1)](*args, OUTPUTS=24, PDL=False, **weights.tiles(1, 256).first)
     sums = part[0, 0].cpu()
-    return torch.cat((sums[16:24], sums[:16])), fn[:, 2 * 64 + 5], sums[24]
+    return sums[:24], fn[:, 2 * 64 + 5], sums[24]
 
 
 def assert_three_products(got, weight):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -10,12 +10,14 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.formats.device import EXACT
+from kernels.hc import hopper_kernel as hopper
 from kernels.hc.finish_kernel import finish_kernel
 from kernels.hc.mix_kernel import FOUR, SEGMENT, partial_kernel
 from kernels.hc.ref import Mix
 from kernels.overlap import overlap
 
 STREAMS = 4
+Path = Literal["hopper", "portable"]
 SMS = 132  # of the H200; elsewhere only the speed depends on it
 FAST = isinstance(finish_kernel, triton.JITFunction)  # compiled: the interpreter has no libdevice
 
@@ -30,14 +32,16 @@ class Tiles:
     rows, splits : programs of the first.
     halves : whether BF16 streams go as int16, from registers to the tensor cores.
     early : whether the second kernel's programs may be placed while the first runs.
+    steps : of 64 columns a program of the Hopper kernel walks; 0: the portable kernel.
     """
 
     first: Mapping[str, Any]
     second: Mapping[str, Any]
     rows: int
     splits: int
-    halves: bool
-    early: bool
+    halves: bool = False
+    early: bool = True
+    steps: int = 0
 
 
 def tiles(num_rows: int, K: int) -> Tiles:
@@ -82,9 +86,51 @@ def tiles(num_rows: int, K: int) -> Tiles:
     )
 
 
+def hopper_tiles(num_rows: int, K: int) -> Tiles:
+    """Tiles of the Hopper kernel.
+
+    A segment is long enough that there are no more of them than SMs, and few rows get a program each. Hundreds of rows
+    get a program a chain, thousands a program four chains: two programs an SM. Measured (H200, 2026-12-01): 64 rows of
+    16384 values, first kernel alone 4.0 us, with the second 5.6; 512 rows, 11.0 and 13.8; 4096 rows, 45 and 49.
+
+    The second kernel's programs may be placed early but where the first fills the SMs. They have a row and two warps,
+    or rows enough to share one.
+    """
+    segment = 2
+    while triton.cdiv(K, hopper.STEP * segment) > SMS:
+        segment *= 2
+    few, many = num_rows <= 256, num_rows >= 2048
+    steps = segment * (1 if few else 16 if many else hopper.SINGLES)
+    block, rows = 64 if few else 128, 1 if num_rows <= 64 else 8 if many else 4
+    splits, singles = triton.cdiv(K, hopper.STEP * steps), hopper.SINGLES if few else 1
+    return Tiles(
+        first={
+            "SEGMENT": segment,
+            "BLOCK_T": block,
+            "STAGES": segment if few else 3,
+            "ALONE": few,
+            "num_warps": block // 16,
+        },
+        second={
+            "FOURS": 1,
+            "SINGLES": singles,
+            "GROUPS": triton.next_power_of_2(triton.cdiv(splits, singles)),
+            "ROWS": rows,
+            "num_warps": 2 if rows == 1 else 1,
+            "maxnreg": 128,
+            **EXACT,
+        },
+        rows=triton.cdiv(num_rows, block),
+        splits=splits,
+        early=not many,
+        steps=steps,
+    )
+
+
 def partial_sums(T: int, D: int, device: torch.device | str) -> Tensor:
     """Memory between the two launches of T rows: (splits + 1, T, 32) FP32, the last for the sums' own sum."""
-    return torch.empty(tiles(T, STREAMS * D).splits + 1, T, 32, dtype=torch.float32, device=device)
+    splits = max(tiles(T, STREAMS * D).splits, hopper_tiles(T, STREAMS * D).splits)
+    return torch.empty(splits + 1, T, 32, dtype=torch.float32, device=device)
 
 
 def weights(
@@ -97,33 +143,22 @@ def weights(
     norm_eps: float,
     hc_eps: float,
     iterations: int,
+    path: Path | None = None,
 ) -> None:
     """Launch both kernels on checked arguments; ``iterations`` 0: only pre, of the head."""
     T, D = streams.shape[0], streams.shape[2]
+    why_not = hopper.why_not(streams, fn)
+    if path == "hopper" and why_not:
+        raise ValueError(f"hc_mix: no Hopper kernel for this call: {why_not}")
     if T == 0:
         return
     K = STREAMS * D
-    chosen = tiles(T, K)
+    chosen = tiles(T, K) if path == "portable" or why_not else hopper_tiles(T, K)
     part = partial_sums(T, D, streams.device) if part is None else part
-    check(
-        "hc_mix",
-        dense=["part"],
-        device=streams.device,
-        part=(part, f"{chosen.splits + 1} {T} 32", torch.float32),
-    )
-    overlapped = overlap(streams.device)
-    halves = chosen.halves and streams.dtype is torch.bfloat16
-    partial_kernel[(chosen.rows, chosen.splits)](
-        streams.view(torch.int16) if halves else streams,
-        fn,
-        part,
-        streams.stride(0),
-        T,
-        K,
-        OUTPUTS=len(fn),
-        **overlapped,
-        **chosen.first,
-    )
+    check("hc_mix", dense=["part"], device=streams.device, part=(part, f"S {T} 32", torch.float32))
+    if len(part) <= chosen.splits:
+        raise ValueError(f"hc_mix: part of {len(part)} sums; expected {chosen.splits + 1} or more")
+    _launch_first(chosen, streams, fn, part, K)
     finish_kernel[(triton.cdiv(T, chosen.second["ROWS"]),)](
         part,
         part[chosen.splits],
@@ -137,6 +172,26 @@ def weights(
         hc_eps,
         ITERATIONS=iterations,
         FAST=FAST,
-        **(overlapped if chosen.early else {"PDL": False}),
+        **(overlap(streams.device) if chosen.early else {"PDL": False}),
         **chosen.second,
     )
+
+
+def _launch_first(chosen: Tiles, streams: Tensor, fn: Tensor, part: Tensor, K: int) -> None:
+    grid, constants = (chosen.rows, chosen.splits), {"OUTPUTS": len(fn), **chosen.first}
+    if chosen.steps:
+        copied = hopper.descriptors(streams, fn, chosen.first["BLOCK_T"])
+        constants |= overlap(streams.device) if chosen.early else {"PDL": False}
+        hopper.partial_hopper_kernel[grid](*copied, part, len(streams), K, chosen.steps, **constants)
+    else:
+        halves = chosen.halves and streams.dtype is torch.bfloat16
+        partial_kernel[grid](
+            streams.view(torch.int16) if halves else streams,
+            fn,
+            part,
+            streams.stride(0),
+            len(streams),
+            K,
+            **overlap(streams.device),
+            **constants,
+        )

@@ -91,22 +91,29 @@ def prefill_kernel(
 
 @triton.jit
 def _page_keys(
-    page_ptr, pages, entries, page_stride, limit, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr
+    page_ptr, pages, tile, page_stride, limit, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Codes of entries on their pages: [S, D]; beyond the limit 0, or what is there if they are all on one page."""
-    dims = tl.arange(0, D)[None, :]
+    """Codes of a tile's entries: [BLOCK_N, D]; beyond the limit 0, or what is there if the tile is on one page."""
+    entries = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     at = pages.to(tl.int64) * page_stride + (entries % PAGE) * D
+    at = at[:, None] + tl.arange(0, D)[None, :]
     if PAGE % BLOCK_N == 0:
-        return tl.load(page_ptr + at[:, None] + dims)
+        return tl.load(page_ptr + at)
     else:
-        return tl.load(page_ptr + at[:, None] + dims, (entries < limit)[:, None], other=0.0)
+        return tl.load(page_ptr + at, (entries < limit)[:, None], other=0.0)
 
 
 @triton.jit
-def _page_scales(scale_ptr, pages, entries, page_stride, limit, D: tl.constexpr, PAGE: tl.constexpr):
-    """Scales of entries on their pages, behind the pages' codes: [S] FP32, 0 beyond the limit."""
+def _page_scales(
+    scale_ptr, pages, tile, page_stride, limit, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Scales of a tile's entries, behind the pages' codes: [BLOCK_N] FP32; beyond the limit as the codes."""
+    entries = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     at = pages.to(tl.int64) * (page_stride // 4) + (PAGE * D // 4) + entries % PAGE
-    return tl.load(scale_ptr + at, entries < limit, other=0.0)
+    if PAGE % BLOCK_N == 0:
+        return tl.load(scale_ptr + at, tile * BLOCK_N < limit, other=0.0)
+    else:
+        return tl.load(scale_ptr + at, entries < limit, other=0.0)
 
 
 @triton.jit
@@ -145,14 +152,13 @@ def paged_kernel(
     lanes = tl.arange(0, BLOCK_N)
 
     # page ids and scales are read one tile early: keys need not wait for the one, nor scores for the other
-    entries = first * BLOCK_N + lanes
     pages = page_ids(table_ptr, first, limit, PAGE, BLOCK_N)
-    scale = _page_scales(scale_ptr, pages, entries, page_stride, limit, D, PAGE)
+    scale = _page_scales(scale_ptr, pages, first, page_stride, limit, D, PAGE, BLOCK_N)
     for tile in range(first, seen):
         entries = tile * BLOCK_N + lanes
-        keys = _page_keys(page_ptr, pages, entries, page_stride, limit, D, PAGE, BLOCK_N)
+        keys = _page_keys(page_ptr, pages, tile, page_stride, limit, D, PAGE, BLOCK_N)
         pages = page_ids(table_ptr, tile + 1, limit, PAGE, BLOCK_N)
-        next_scale = _page_scales(scale_ptr, pages, entries + BLOCK_N, page_stride, limit, D, PAGE)
+        next_scale = _page_scales(scale_ptr, pages, tile + 1, page_stride, limit, D, PAGE, BLOCK_N)
         scores = weighted_relu(tl.dot(keys, tl.trans(q)), weights) * scale
         store_scores(out_ptr, entries, scores, limit, C, FILL)
         scale = next_scale
