@@ -26,10 +26,10 @@ from kernels.overlap import OVERLAPPED, follow
 PREFILL = Tile(keys=128, warps=4, stages=3)
 ROWS = 64  # of prefill's programs
 # 6 programs a multiprocessor with 3 stages of 64 keys each: one's products hide behind the others' copies. H200,
-# 2026-11-30, before launches overlapped, us at (B, entries) = (1, 32K), (64, 8K), (64, 32K), (256, 8K), (256, 32K):
-# 64 keys, 3 stages, 792 places 4.8 23.1 75.2 74.9 286; 64, 4, 528 4.8 23.8 78.8 78.8 298; 128, 4, 396 5.2 24.4 78.1
-# 86.5 329; more programs than places 4.8 24.1 76.2 76.3 284. A Gluon kernel of one block a multiprocessor, three warp
-# groups of products and one of copies, took 6.0 24.3 79.8 80.6 300.
+# 2026-11-30, us at (B, entries) = (1, 32K), (64, 8K), (64, 32K), (256, 8K), (256, 32K): 3.7 20.5 73.9 74.3 285
+# (DeepGEMM 4.5 22.0 75.0 75.3 282); a page id for each key 4.4 22.7 81.1 80.7 326; 4 stages, 660 places 4.2 22.4 76.5
+# 78.3 298; 1584 places 4.1 22.6 74.3 74.6 284; keys by TMA 4.0 21.0 74.4 74.9 285; all rows' tiles shared evenly, so
+# that a program walks over the end of a row, 4.3 21.7 74.4 74.7 282. More: docs/evidence/indexer.md.
 DECODE = Tile(keys=64, warps=4, stages=3)
 PLACES = 792  # of decode's programs on an H200
 
