@@ -205,7 +205,7 @@ def attend_hopper_kernel(
             ),
         ],
         [4, 4, 4],
-        [192, 192, 24],
+        [176, 176, 40] if SEVEN else [192, 192, 24],
     )
 
 

@@ -24,6 +24,13 @@ def _row_words(slot, page_units, PAGE: gl.constexpr):
 
 
 @gluon.jit
+def _scale_bytes(scale_ptr, slot, page_units, PAGE: gl.constexpr):
+    """Issue the load of the seven scales of each token, a byte each; zeros for -1."""
+    after = (slot // PAGE).to(gl.int64) * page_units * 2 + PAGE * 72 + slot % PAGE
+    return gl.load(scale_ptr + after, mask=slot >= 0, other=0)
+
+
+@gluon.jit
 def producer_group(
     pointers,
     num_keys,
@@ -50,6 +57,9 @@ def producer_group(
     slot = gl.load(idx_ptr + key, mask=key < num_keys, other=-1)
     slot_half = gl.load(idx_ptr + key_half, mask=key_half < num_keys, other=-1)
     slot_line = gl.load(idx_ptr + key_line, mask=key_line < num_keys, other=-1)
+    if SEVEN:
+        bytes8 = _scale_bytes(scale_ptr, slot_line, page_units, PAGE)
+        line_ahead = gl.load(idx_ptr + 64 + key_line, mask=64 + key_line < num_keys, other=-1)
     stage = 0
     phase = 1
     for step in range(steps):
@@ -58,9 +68,8 @@ def producer_group(
         held = (slot >= 0)[:, None]
         held_half = (slot_half >= 0)[:, None]
         held_line = slot_line >= 0
-        if SEVEN:  # eight bytes a token, in flight while the stage empties and the keys' copies are issued
-            after = (slot_line // PAGE).to(gl.int64) * page_units * 2 + PAGE * 72 + slot_line % PAGE
-            bytes8 = gl.load(scale_ptr + after, mask=held_line, other=0)
+        if SEVEN:  # a step ahead: waited for here, their way from memory would be in every step
+            bytes8_ahead = _scale_bytes(scale_ptr, line_ahead, page_units, PAGE)
         mbarrier.wait(empty.index(stage), phase)
         async_copy.async_copy_global_to_shared(keys[3].index(stage), rows + NOPE_WORDS, held)
         for tile in gl.static_range(3):
@@ -81,5 +90,11 @@ def producer_group(
         ahead = gl.minimum(step + 1, steps - 1) * 64
         slot = gl.load(idx_ptr + ahead + key, mask=ahead + key < num_keys, other=-1)
         slot_half = gl.load(idx_ptr + ahead + key_half, mask=ahead + key_half < num_keys, other=-1)
-        slot_line = gl.load(idx_ptr + ahead + key_line, mask=ahead + key_line < num_keys, other=-1)
+        if SEVEN:
+            bytes8 = bytes8_ahead
+            slot_line = line_ahead
+            after = (step + 2) * 64 + key_line
+            line_ahead = gl.load(idx_ptr + after, mask=after < num_keys, other=-1)
+        else:
+            slot_line = gl.load(idx_ptr + ahead + key_line, mask=ahead + key_line < num_keys, other=-1)
         stage, phase = next_of(stage, phase, STAGES)

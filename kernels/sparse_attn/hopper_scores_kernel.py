@@ -17,17 +17,29 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
     WORDS,
     accumulator,
     copy_layout,
-    half_accumulator,
     half_copy_layout,
 )
 from kernels.sparse_attn.hopper_softmax_kernel import end_sums, next_of, put_weights, start_sums, step_sums
 
 
 @gluon.jit
-def _rope_dots(q_rope, keys, stage):
-    """Rope part of S, complete, in the layout of e4m3 products."""
+def _wait_tile(full, stage, phase, more):
+    """Wait for a tile if there are more; past the end what is read is dropped."""
+    if more:
+        mbarrier.wait(full.index(stage), phase)
+        fence_async_shared()
+
+
+@gluon.jit
+def _issue_rope(q_rope, keys, stage):
+    """Issue the rope part of S; not waited for."""
     zeros = gl.zeros([64, 64], gl.float32, accumulator(16))
-    dots = warpgroup_mma(q_rope, keys[3].index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return warpgroup_mma(q_rope, keys[3].index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _wait_rope(dots):
+    """Rope part of S, complete, in the layout of e4m3 products."""
     # a product in flight cannot change between BF16 and e4m3: wgmma's depth is part of its layout
     dots = warpgroup_mma_wait(0, deps=(dots,))
     return gl.convert_layout(dots, accumulator(32), assert_trivial=True)
@@ -61,56 +73,29 @@ def _nope_dots(dots, q, nope, term, stage):
 
 
 @gluon.jit
-def _group_dots(q_rope, q, keys, nope, scales, stage, never, zero, TERMS: gl.constexpr):
-    """S = q_rope k_rope + sum over groups of (q K^T of the group) * scale of (key, group); complete.
+def _group_dots(dots, q, nope, scales, stage, never, zero, TERMS: gl.constexpr):
+    """S += (q K^T of a group) * scale of (key, group), over the groups; complete.
 
-    In halves of 32 keys, so that one half's product is in flight while the other's is added: two products of 64 x 64
-    beside S do not fit this group's registers. ``never`` is false, which ptxas must not know: told that a product
-    starts from zero, it gives each one registers of its own, runs out, and serialises the whole kernel's products.
+    One product at a time: two of 64 x 64 beside S do not fit this group's registers, and in halves of 32 keys, two of
+    which do, the tensor cores, which the values groups keep busy, are asked twice as often (H200, 2026-11-30, 64 rows
+    of 64 heads and 640 keys, one term and two: 34.7 and 38.0 us against 36.0 and 42.0). ``never`` is false, which
+    ptxas must not know: told that a product starts from zero, it gives each one registers of its own, runs out, and
+    serialises the whole kernel's products.
     """
-    layout: gl.constexpr = half_accumulator(32)
-    low = _issue_rope(q_rope, keys, stage, 0)
-    high = _issue_rope(q_rope, keys, stage, 1)
-    even = _issue_group(q, nope, gl.zeros([64, 32], gl.float32, layout), stage, never, zero, 0, TERMS)
-    odd = gl.zeros([64, 32], gl.float32, layout)
+    layout: gl.constexpr = accumulator(32)
+    part = gl.zeros([64, 64], gl.float32, layout)
     for group in gl.static_range(7):
-        odd = _issue_group(q, nope, odd, stage, never, zero, 2 * group + 1, TERMS)
-        if group == 0:
-            low, high = warpgroup_mma_wait(2 * TERMS, deps=(low, high))
-            low = gl.convert_layout(low, layout, assert_trivial=True)
-            high = gl.convert_layout(high, layout, assert_trivial=True)
-        scale = scales[group].index(stage).slice(0, 32, 0).load(gl.SliceLayout(0, layout))
-        even = warpgroup_mma_wait(TERMS, deps=(even,))
-        low = low + even * scale[None, :]
-        if group < 6:
-            even = _issue_group(q, nope, even, stage, never, zero, 2 * group + 2, TERMS)
-        scale = scales[group].index(stage).slice(32, 32, 0).load(gl.SliceLayout(0, layout))
-        odd = warpgroup_mma_wait(TERMS if group < 6 else 0, deps=(odd,))
-        high = high + odd * scale[None, :]
-    whole = gl.join(low, high).permute(0, 2, 1).reshape([64, 64])
-    whole = gl.convert_layout(whole, accumulator(32), assert_trivial=True)
-    # LLVM would move the adding into the softmax that follows both calls, and keep 14 products and 112 scales alive
+        k = _nope_group(nope, stage, group).permute((1, 0))
+        part = warpgroup_mma(_nope_group(q, zero, group), k, part, use_acc=never, is_async=True)
+        if TERMS == 2:
+            part = warpgroup_mma(_nope_group(q, zero + 1, group), k, part, is_async=True)
+        scale = scales[group].index(stage).load(gl.SliceLayout(0, layout))
+        part = warpgroup_mma_wait(0, deps=(part,))
+        dots = dots + part * scale[None, :]
+    # LLVM would move the adding into the softmax that follows both calls, and keep 7 products and 112 scales alive
     return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [whole], dtype=gl.float32, is_pure=False, pack=1
+        "mov.b32 $0, $1;", "=r,r", [dots], dtype=gl.float32, is_pure=False, pack=1
     )
-
-
-@gluon.jit
-def _issue_rope(q_rope, keys, stage, HALF: gl.constexpr):
-    """Issue the rope part of S over half of the keys, [64, 32]; not waited for."""
-    zeros = gl.zeros([64, 32], gl.float32, half_accumulator(16))
-    k = keys[3].index(stage).slice(32 * HALF, 32, 0).permute((1, 0))
-    return warpgroup_mma(q_rope, k, zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _issue_group(q, nope, part, stage, never, zero, unit: gl.constexpr, TERMS: gl.constexpr):
-    """Issue q K^T of group ``unit // 2`` over half ``unit % 2`` of the keys, [64, 32], into ``part``'s registers."""
-    k = _nope_group(nope, stage, unit // 2).slice(32 * (unit % 2), 32, 0).permute((1, 0))
-    part = warpgroup_mma(_nope_group(q, zero, unit // 2), k, part, use_acc=never, is_async=True)
-    if TERMS == 2:
-        part = warpgroup_mma(_nope_group(q, zero + 1, unit // 2), k, part, is_async=True)
-    return part
 
 
 @gluon.jit
@@ -166,10 +151,10 @@ def scores_group(
     mbarrier.wait(full.index(0), 0)
     fence_async_shared()
     gl.thread_barrier()
+    dots = _wait_rope(_issue_rope(q_rope, keys, 0))
     if SEVEN:
-        dots = _group_dots(q_rope, q, keys, nope, dot_scales, 0, steps < 0, 0, TERMS)
+        dots = _group_dots(dots, q, nope, dot_scales, 0, steps < 0, 0, TERMS)
     else:
-        dots = _rope_dots(q_rope, keys, 0)
         dots = _nope_dots(dots, q, nope, 0, 0)
         if TERMS == 2:
             dots = _nope_dots(dots, q, nope, 1, 0)
@@ -182,8 +167,11 @@ def scores_group(
         # 0, which ptxas must not know: else it keeps the addresses of q's operands in registers and spills others, in
         # every group; two terms took 123.5 us instead of 101.4 (H200, 2026-11-30: 128 rows, 128 heads, 1152 keys)
         zero = step >> 30
-        if SEVEN:  # the column holds 0 or MASKED
-            dots = dots + column[None, :]
+        next_stage, next_phase = next_of(stage, phase, STAGES)
+        if SEVEN:
+            _wait_tile(full, next_stage, next_phase, step + 1 < steps)
+            turned = _issue_rope(q_rope, keys, next_stage)  # in flight over the softmax
+            dots = dots + column[None, :]  # 0 or MASKED
         else:  # the column holds the token's scale, 0 for no key
             column = column * SHIFT
             dots = dots * column[None, :] + gl.where(column == 0, MASKED, 0.0)[None, :]
@@ -191,15 +179,13 @@ def scores_group(
         if not SEVEN:
             weights = weights * column[None, :]
         put_weights(p, shrinks, p_empty, weights, shrink, step)
-        next_stage, next_phase = next_of(stage, phase, STAGES)
-        if step + 1 < steps:
-            mbarrier.wait(full.index(next_stage), next_phase)
-            fence_async_shared()
+        if not SEVEN:
+            _wait_tile(full, next_stage, next_phase, step + 1 < steps)
         if SEVEN:  # S has many short products with work between them: P is published first
             mbarrier.arrive(p_full.index(step & 1))
-            dots = _group_dots(q_rope, q, keys, nope, dot_scales, next_stage, steps < 0, zero, TERMS)
+            dots = _group_dots(_wait_rope(turned), q, nope, dot_scales, next_stage, steps < 0, zero, TERMS)
         else:  # the next step's S enters the tensor pipe before P is published
-            dots = _rope_dots(q_rope, keys, next_stage)
+            dots = _wait_rope(_issue_rope(q_rope, keys, next_stage))
             dots = _nope_dots(dots, q, nope, zero, next_stage)
             mbarrier.arrive(p_full.index(step & 1))
             if TERMS == 2:

@@ -64,6 +64,63 @@ def _put(tile, product, ROPE: gl.constexpr):
 
 
 @gluon.jit
+def _products_in_turn(keys, stage, scales, weights, wide, sums, operand: gl.constexpr, WHICH: gl.constexpr):
+    """O^T += V^T P^T of a step under seven scales, one product in flight; the last is not waited for.
+
+    V^T is turned when the product before it is complete, so that 176 registers hold a group and the producer has 40.
+    With 24, its scales and addresses went through local memory, whose loads queue behind the copies of keys.
+    """
+    a0, a1, a2, a3 = sums
+    first: gl.constexpr = 4 * WHICH
+    if WHICH == 1:
+        a3 = warpgroup_mma(keys[3].index(stage).permute((1, 0)), weights, a3, is_async=True)
+    a0 = warpgroup_mma(wide, weights, a0, is_async=True)
+    raw = _values_raw(keys, stage, first + 1)
+    if WHICH == 1:
+        a3, a0 = warpgroup_mma_wait(0, deps=(a3, a0))
+    else:
+        a0 = warpgroup_mma_wait(0, deps=(a0,))
+    wide = _values_wide(raw, scales, stage, first + 1, operand, True)
+    a1 = warpgroup_mma(wide, weights, a1, is_async=True)
+    raw = _values_raw(keys, stage, first + 2)
+    a1 = warpgroup_mma_wait(0, deps=(a1,))
+    wide = _values_wide(raw, scales, stage, first + 2, operand, True)
+    a2 = warpgroup_mma(wide, weights, a2, is_async=True)
+    if WHICH == 0:
+        raw = _values_raw(keys, stage, first + 3)
+        a2 = warpgroup_mma_wait(0, deps=(a2,))
+        wide = _values_wide(raw, scales, stage, first + 3, operand, True)
+        a3 = warpgroup_mma(wide, weights, a3, is_async=True)
+    return a0, a1, a2, a3
+
+
+@gluon.jit
+def _products_in_pairs(keys, stage, weights, wide, raw1, sums, operand: gl.constexpr, WHICH: gl.constexpr):
+    """O^T += V^T P^T of a step under one scale, the next V^T turned beside a product; the last is not waited for."""
+    a0, a1, a2, a3 = sums
+    first: gl.constexpr = 4 * WHICH
+    if WHICH == 1:
+        a3 = warpgroup_mma(keys[3].index(stage).permute((1, 0)), weights, a3, is_async=True)
+    a0 = warpgroup_mma(wide, weights, a0, is_async=True)
+    raw2 = _values_raw(keys, stage, first + 2)  # a raw tile is fetched before the one ahead of it is turned
+    wide = _values_wide(raw1, None, stage, first + 1, operand, False)
+    a1 = warpgroup_mma(wide, weights, a1, is_async=True)
+    if WHICH == 1:
+        a3, a0 = warpgroup_mma_wait(1, deps=(a3, a0))
+    else:
+        a0 = warpgroup_mma_wait(1, deps=(a0,))
+        raw3 = _values_raw(keys, stage, first + 3)
+    wide = _values_wide(raw2, None, stage, first + 2, operand, False)
+    a2 = warpgroup_mma(wide, weights, a2, is_async=True)
+    a1 = warpgroup_mma_wait(1, deps=(a1,))
+    if WHICH == 0:
+        wide = _values_wide(raw3, None, stage, first + 3, operand, False)
+        a3 = warpgroup_mma(wide, weights, a3, is_async=True)
+        a2 = warpgroup_mma_wait(1, deps=(a2,))
+    return a0, a1, a2, a3
+
+
+@gluon.jit
 def values_group(
     out_ptr,
     heads_left,
@@ -95,8 +152,11 @@ def values_group(
     raw0 = _values_raw(keys, 0, first)
     for step in range(steps):
         buffer = step & 1
-        raw1 = _values_raw(keys, stage, first + 1)
-        wide = _values_wide(raw0, scales, stage, first, operand, SEVEN)
+        if SEVEN:
+            wide = _values_wide(raw0, scales, stage, first, operand, True)
+        else:
+            raw1 = _values_raw(keys, stage, first + 1)
+            wide = _values_wide(raw0, scales, stage, first, operand, False)
         mbarrier.wait(p_full.index(buffer), (step >> 1) & 1)
         weights = p.index(buffer).permute((1, 0))
         shrink = shrinks.index(buffer).load(gl.SliceLayout(0, layout))
@@ -106,29 +166,14 @@ def values_group(
             a1 = a1 * by
             a2 = a2 * by
             a3 = a3 * by
-        if WHICH == 1:
-            d3 = warpgroup_mma(keys[3].index(stage).permute((1, 0)), weights, a3, is_async=True)
-        d0 = warpgroup_mma(wide, weights, a0, is_async=True)
-        raw2 = _values_raw(
-            keys, stage, first + 2
-        )  # a raw tile is fetched before the one ahead of it is turned
-        d1 = warpgroup_mma(
-            _values_wide(raw1, scales, stage, first + 1, operand, SEVEN), weights, a1, is_async=True
-        )
-        if WHICH == 1:
-            a3, a0 = warpgroup_mma_wait(1, deps=(d3, d0))
-        else:
-            a0 = warpgroup_mma_wait(1, deps=(d0,))
-            raw3 = _values_raw(keys, stage, first + 3)
-        d2 = warpgroup_mma(
-            _values_wide(raw2, scales, stage, first + 2, operand, SEVEN), weights, a2, is_async=True
-        )
-        a1 = warpgroup_mma_wait(1, deps=(d1,))
-        if WHICH == 0:
-            d3 = warpgroup_mma(
-                _values_wide(raw3, scales, stage, first + 3, operand, SEVEN), weights, a3, is_async=True
+        if SEVEN:
+            a0, a1, a2, a3 = _products_in_turn(
+                keys, stage, scales, weights, wide, (a0, a1, a2, a3), operand, WHICH
             )
-            a2 = warpgroup_mma_wait(1, deps=(d2,))
+        else:
+            a0, a1, a2, a3 = _products_in_pairs(
+                keys, stage, weights, wide, raw1, (a0, a1, a2, a3), operand, WHICH
+            )
         mbarrier.arrive(
             empty.index(stage)
         )  # operand A is in registers and rope's product complete: keys are free
@@ -139,9 +184,9 @@ def values_group(
                 fence_async_shared()
         raw0 = _values_raw(keys, stage, first)  # past the end: read, never used
         if WHICH == 0:
-            a3 = warpgroup_mma_wait(0, deps=(d3,))
+            a3 = warpgroup_mma_wait(0, deps=(a3,))
         else:
-            a2 = warpgroup_mma_wait(0, deps=(d2,))
+            a2 = warpgroup_mma_wait(0, deps=(a2,))
         mbarrier.arrive(p_empty.index(buffer))
     mbarrier.wait(sums_full, 0)
     inverse = sums.load(gl.SliceLayout(0, layout))[None, :]
