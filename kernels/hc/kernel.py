@@ -252,11 +252,10 @@ def builds(sizes: Sizes) -> list[Build]:
     K, found = STREAMS * sizes.hidden_size, []
     for phase, T in (("decode", 1), ("batch", 512), ("prefill", 4096)):
         for path, chosen in (("portable", tiles(T, K)), ("hopper", hopper_tiles(T, K))):
-            name = f"{path}_{phase}/{sizes.name}"
             only = ("sm_90a",) if path == "hopper" else ()
             found += [
-                _partial(f"hc/mix_partial_{name}", chosen, only),
-                _finish(f"hc/mix_finish_{name}", chosen, sizes.hc_sinkhorn_iters, only),
+                _partial(f"hc/mix_partial_{path}_{phase}/{sizes.name}", chosen, only),
+                _finish(f"hc/mix_finish_{path}_{phase}/{sizes.name}", chosen, sizes.hc_sinkhorn_iters, only),
             ]
     pointers = {"streams_ptr": "*bf16", "pre_ptr": "*fp32", "x_ptr": "*bf16"}
     integers = ("streams_stride", "num_rows", "D")

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import triton
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.formats.device import EXACT
 from kernels.hc import hopper_kernel as hopper
 from kernels.hc.finish_kernel import finish_kernel
@@ -147,6 +147,7 @@ def weights(
 ) -> None:
     """Launch both kernels on checked arguments; ``iterations`` 0: only pre, of the head."""
     T, D = streams.shape[0], streams.shape[2]
+    check_option("hc_mix", (*get_args(Path), None), path=path)
     why_not = hopper.why_not(streams, fn)
     if path == "hopper" and why_not:
         raise ValueError(f"hc_mix: no Hopper kernel for this call: {why_not}")
