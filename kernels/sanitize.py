@@ -3,8 +3,9 @@
 memcheck looks for accesses outside allocations, racecheck for unordered accesses to shared memory. Each op's tests of
 its kernels run under both, several files at a time; what a time limit cuts off is said, not taken for clean.
 
-racecheck (2025.3.1) does not follow mbarriers: it reports their hand-overs, of a minimal correct kernel too. What it
-reports between two accesses of a Gluon kernel, the ones that hand over by mbarrier, is counted apart.
+racecheck follows a hand-over by mbarrier, a write that reaches its reader over two barriers, only with an option of its
+own, and reports it without, of a minimal correct kernel too. It is given where it exists; what is still reported between
+two accesses of a Gluon kernel, the ones that hand over so, is counted apart.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -34,6 +36,7 @@ HAZARD = re.compile(
     r"^========= Error: .*?(?:hazard|Race reported).*\n(?:=========\s.*? at \w+\+0x.*\n)*", re.MULTILINE
 )
 IN_KERNEL = re.compile(r" at (\w+)\+0x")
+INDIRECT = "--racecheck-indirect-barrier-dependency"
 SHOWN = 100  # findings that a tool prints
 
 
@@ -90,10 +93,18 @@ def gluon_kernels() -> frozenset[str]:
     )  # fmt: skip
 
 
+@cache
+def options_of(tool: str) -> tuple[str, ...]:
+    """What a tool of the sanitizer at hand is given."""
+    said = subprocess.run(["compute-sanitizer", "--help"], capture_output=True, text=True, check=False).stdout
+    indirect = (INDIRECT,) if tool == "racecheck" and INDIRECT in said else ()
+    return ("--tool", tool, "--print-limit", str(SHOWN), *indirect)
+
+
 def command(file: Path, tool: str) -> list[str]:
     """Sanitizer, Python, pytest, the file."""
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
-    return ["compute-sanitizer", "--tool", tool, "--print-limit", str(SHOWN), sys.executable, *tests]
+    return ["compute-sanitizer", *options_of(tool), sys.executable, *tests]
 
 
 def read(op: str, file: str, tool: str, output: str, seconds: float) -> Found:
