@@ -22,9 +22,11 @@ MOST_SLOTS = 8  # of a block
 # flight: 882, 840, 931 us with 64 tokens; two take 80 registers, so that three blocks fit a multiprocessor.
 WARPS, WARPS_ALONE = 8, 4
 MOST_AHEAD = 2
-# Up to so many tokens each slot is a block of its own, and a launch may begin while the one before it ends.
-MOST_ALONE = 8
-LATE = False
+# Up to so many tokens each slot is a block of its own, and a launch may begin while the one before it ends (2026-12-01):
+# 55, 96, 177, 327 us with 2, 4, 8, 16 tokens, 75, 125, 213, 362 us by expert; but 769 us with 32, 584 by expert. A block
+# of one row unpacks one row, not eight, and needs 8 KB of shared memory, not 64.
+MOST_ALONE = 16
+ALONE_REGISTERS = None
 
 
 @gluon.jit
@@ -46,7 +48,6 @@ def _grouped_hopper_kernel(
     SLOTS_PER_ROW: gl.constexpr,
     SORTED: gl.constexpr,
     EARLY: gl.constexpr,
-    LATE: gl.constexpr,
     K: gl.constexpr,
     AHEAD: gl.constexpr,
     BT: gl.constexpr,
@@ -60,8 +61,7 @@ def _grouped_hopper_kernel(
     block = gl.program_id(1)
     if not EARLY:
         gdc_wait()
-        if not LATE:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
     expert = gl.load(expert_ptr + block).to(gl.int32)
     if expert >= 0:
         first = gl.program_id(0) * BN
@@ -103,8 +103,6 @@ def _grouped_hopper_kernel(
             PADDED,
             WARPS,
         )
-        if LATE:
-            gdc_launch_dependents()
         n = first + gl.arange(0, BN, gl.SliceLayout(1, mma))
         gsa = gl.load(gsa_ptr + slot // SLOTS_PER_ROW)
         acc = acc * gsa[None, :] * gl.load(scale_2_ptr + expert)
@@ -151,10 +149,10 @@ def launch(
         SLOTS_PER_ROW=work.per_row,
         SORTED=not work.alone,
         EARLY=work.early,
-        LATE=LATE and work.alone and not work.early,
         K=k,
         **planned.constants(warps),
         num_warps=warps,
+        maxnreg=ALONE_REGISTERS if work.alone else None,
         launch_pdl=work.alone,
     )
 
@@ -187,7 +185,6 @@ def _build(name: str, k: int, per_row: int, *, alone: bool, store: str) -> Build
         "SORTED": not alone,
         "EARLY": per_row == 1,
         "K": k,
-        "LATE": LATE and alone and per_row > 1,
     }
     return Build(
         name=f"grouped_ffn/nvfp4_hopper/{name}",
