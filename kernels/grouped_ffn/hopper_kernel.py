@@ -22,8 +22,8 @@ MOST_SLOTS = 8  # of a block
 # flight: 882, 840, 931 us with 64 tokens; two take 80 registers, so that three blocks fit a multiprocessor.
 WARPS, WARPS_ALONE = 8, 4
 MOST_AHEAD = 2
-# Up to so many tokens each slot is a block of its own, and a launch may begin while the one before it ends (2026-12-01):
-# 55, 96, 177, 327 us with 2, 4, 8, 16 tokens, 75, 125, 213, 362 us by expert; but 769 us with 32, 584 by expert. A block
+# Up to so many tokens each slot is a block of its own, and a launch may begin while the one before it ends. H200,
+# 2026-12-01: 55, 96, 177, 327 us with 2, 4, 8, 16 tokens, by expert 75, 125, 213, 362; with 32 769, 584. A block
 # of one row unpacks one row, not eight, and needs 8 KB of shared memory, not 64.
 MOST_ALONE = 16
 ALONE_REGISTERS = None
