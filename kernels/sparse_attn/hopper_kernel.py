@@ -163,7 +163,8 @@ def attend_hopper_kernel(
     first_head = row * heads + head_of_tile
     heads_left = heads - head_of_tile
     out = out_ptr + written * 512
-    # registers by group: scores get what is left; with under 192 ptxas serialises the values groups' products
+    # registers by group: scores get what is left; with fewer, values groups' products are serialised by ptxas, and the
+    # producer's addresses go through local memory, whose loads wait behind its copies
     gl.warp_specialize(
         [
             (

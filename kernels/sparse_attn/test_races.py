@@ -1,0 +1,147 @@
+"""compute-sanitizer's racecheck: nothing in the Hopper kernels, and a report for a hand-over without its wait.
+
+Racecheck follows a write that reaches its reader over two barriers (``bar.sync`` of the writers, then one thread's
+arrival at an mbarrier) only with ``--racecheck-indirect-barrier-dependency``, where it has that option. What was run
+and found is in docs/races.md. ``python -m kernels.sparse_attn.test_races NAME`` launches one program.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language import allocate_shared_memory
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from kernels.sparse_attn.hopper_layouts_kernel import copy_layout, tile_layout
+from kernels.sparse_attn.test_bound import case, run
+from kernels.sparse_attn.test_hopper_kernel import FP8_PATHS, on_hopper
+
+STEPS = gl.constexpr(2)
+INDIRECT = "--racecheck-indirect-barrier-dependency"
+SANITIZER = shutil.which("compute-sanitizer")
+HANDED_OVER = ("stored", "copied")  # small examples: a tile goes from one warp group to another
+
+
+@gluon.constexpr_function
+def _read_layout():
+    """Another layout than the writers': a thread reads what others wrote."""
+    return gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
+
+
+@gluon.jit
+def _write(in_ptr, tile, full, empty, COPY: gl.constexpr):
+    row = gl.arange(0, 64, gl.SliceLayout(1, copy_layout()))[:, None]
+    column = gl.arange(0, 64, gl.SliceLayout(0, copy_layout()))[None, :]
+    for step in range(STEPS):
+        at = in_ptr + step * 4096 + row * 64 + column
+        mbarrier.wait(empty, (step & 1) ^ 1)
+        if COPY:
+            async_copy.async_copy_global_to_shared(tile, at)
+            async_copy.mbarrier_arrive(full, increment_count=False)
+        else:
+            tile.store(gl.load(at))
+            mbarrier.arrive(full)
+
+
+@gluon.jit
+def _read(out_ptr, tile, full, empty, WAIT: gl.constexpr):
+    row = gl.arange(0, 64, gl.SliceLayout(1, _read_layout()))[:, None]
+    column = gl.arange(0, 64, gl.SliceLayout(0, _read_layout()))[None, :]
+    for step in range(STEPS):
+        if WAIT:
+            mbarrier.wait(full, step & 1)
+        values = tile.load(_read_layout())
+        mbarrier.arrive(empty)
+        gl.store(out_ptr + step * 4096 + row * 64 + column, values)
+
+
+@gluon.jit
+def hand_over_kernel(in_ptr, out_ptr, COPY: gl.constexpr, WAIT: gl.constexpr):
+    """A writing and a reading warp group, one tile, one mbarrier each way."""
+    tile = allocate_shared_memory(gl.bfloat16, [64, 64], tile_layout())
+    full = allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    empty = allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(full, count=128 if COPY else 1)
+    mbarrier.init(empty, count=1)
+    gl.thread_barrier()
+    gl.warp_specialize(
+        [(_read, (out_ptr, tile, full, empty, WAIT)), (_write, (in_ptr, tile, full, empty, COPY))], [4], [64]
+    )
+
+
+def hand_over(copy: bool, wait: bool) -> None:
+    """Launch the example; without the wait what it writes is anything."""
+    given = torch.randn(STEPS.value, 64, 64, device="cuda").bfloat16()
+    got = torch.empty_like(given)
+    hand_over_kernel[(1,)](given, got, COPY=copy, WAIT=wait, num_warps=4)
+    torch.cuda.synchronize()
+    if wait:
+        assert torch.equal(got, given)
+
+
+def launch(name: str) -> None:
+    """Launch one program: an example, or attention by a path of test_bound."""
+    example, _, fault = name.partition("-")
+    if example in HANDED_OVER:
+        hand_over(example == "copied", not fault)
+        return
+    path, _, splits = name.partition("-")
+    run(path, case(1, 64, 400, nope=448), "cuda", splits=int(splits or 1), by="hopper")
+    torch.cuda.synchronize()
+
+
+@cache
+def _options() -> list[str]:
+    """Racecheck's command; a version without the option for indirect dependencies follows them anyway."""
+    assert SANITIZER is not None
+    said = subprocess.run([SANITIZER, "--help"], capture_output=True, text=True, check=False).stdout
+    indirect = [INDIRECT] if INDIRECT in said else []
+    return [SANITIZER, "--tool", "racecheck", "--racecheck-report", "hazard", "--print-limit", "4", *indirect]
+
+
+def hazards(name: str) -> int:
+    """Hazards that racecheck reports for a program."""
+    kernel = "hand_over" if name.partition("-")[0] in HANDED_OVER else "attend"
+    command = [
+        *_options(),
+        "--kernel-name",
+        f"kns={kernel}",
+        sys.executable,
+        "-m",
+        "kernels.sparse_attn.test_races",
+        name,
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = re.search(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)", said)
+    assert found, said[-2000:]
+    return int(found[1]) + int(found[2])
+
+
+sanitized = pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not installed")
+
+
+@pytest.mark.gpu
+@on_hopper
+@sanitized
+@pytest.mark.parametrize("name", [*HANDED_OVER, "b0", *FP8_PATHS, "b0-2", "b1-2"])
+def test_racecheck_finds_nothing(name):
+    assert hazards(name) == 0
+
+
+@pytest.mark.gpu
+@on_hopper
+@sanitized
+@pytest.mark.parametrize("name", HANDED_OVER)
+def test_racecheck_finds_a_hand_over_without_its_wait(name):
+    assert hazards(f"{name}-unwaited") > 0
+
+
+if __name__ == "__main__":
+    launch(sys.argv[1])
