@@ -26,15 +26,15 @@ TRITON = "3.6."
 STEP = 256  # columns of a step
 MOST_STAGED = 1 << 15  # activation values in shared memory: 64 KB of FP16 a block of programs
 MOST_ROWS = 16
-# Measured on an H200 (CUDA graphs, 2026-11-30), us of q_b with one row and of o_b with 16. Rows of the weight a block:
-# 64 8.0, 12.5; 128 8.3, 12.2; 256 8.7, 11.7. Of the 128, 4 steps in flight in 128 registers 8.3, 12.2, but 2 in 80 7.3,
-# 10.9: a third block fits a multiprocessor, so the next launch's first loads run beside this one's products. Steps in
-# flight and registers (2026-12-01): q_b with 16 rows 9.2 us with 1 and 64, 10.0 with 2 and 80, with one row 7.6, 7.4;
-# o_b with 16 rows and with one 9.9, 8.0 us with 2 and 96, 11.1, 8.6 with 2 and 80, 12.3, 8.6 with 1 and 64.
+# Rows of the weight a block, H200, CUDA graphs, us of q_b with one row and of o_b with 16: 64 8.0, 12.5; 128 8.3, 12.2;
+# 256 8.7, 11.7. Steps in flight and registers (2026-12-01): q_b with one row 7.1 with 2 and 96, 7.4 with 2 and 80, 7.6
+# with 1 and 64; with 16 rows 10.0 with 2 and 80, 8.7 to 9.8 with 1 and 64; o_b with one row and with 16 7.7, 9.4 with 1
+# and 96, 8.1, 10.0 with 2 and 96, 8.6, 11.1 with 2 and 80. With 96 two blocks fit a multiprocessor, so that all of a
+# launch run at once and the next one's take nothing from them.
 WARPS = 8
-DEEP = 2, 80
+DEEP = 2, 96
 SHALLOW = 1, 64
-OF_PARTS = 2, 96
+OF_PARTS = 1, 96
 
 
 @gluon.jit(do_not_specialize=["T"])
