@@ -26,7 +26,6 @@ WARPS = 4
 # Steps in flight before the row is there; more hold registers that the launch before needs. H200, 2026-12-01, the op
 # with one token: 31.8 us with one step, 41.7 with two, 40.1 with four; 36.0 us with SwiGLU in a launch of its own.
 MOST_AHEAD = 1
-MOST_REGISTERS = None
 MOST_SLOTS = (
     8  # with four tokens 99.5 us, but 95.3 with SwiGLU's own launch: a program's second turn waits for a row
 )
@@ -154,7 +153,6 @@ def launch(
         AHEAD=plan(f, 1, MOST_AHEAD).ahead,
         WARPS=WARPS,
         num_warps=WARPS,
-        maxnreg=MOST_REGISTERS,
         **EXACT,
         **OVERLAPPED,
     )

@@ -26,7 +26,6 @@ MOST_AHEAD = 2
 # 2026-12-01: 55, 96, 177, 327 us with 2, 4, 8, 16 tokens, by expert 75, 125, 213, 362; with 32 769, 584. A block
 # of one row unpacks one row, not eight, and needs 8 KB of shared memory, not 64.
 MOST_ALONE = 16
-ALONE_REGISTERS = None
 
 
 @gluon.jit
@@ -152,7 +151,6 @@ def launch(
         K=k,
         **planned.constants(warps),
         num_warps=warps,
-        maxnreg=ALONE_REGISTERS if work.alone else None,
         launch_pdl=work.alone,
     )
 
