@@ -3,9 +3,9 @@
 memcheck looks for accesses outside allocations, racecheck for unordered accesses to shared memory. Each op's tests of
 its kernels run under both, several files at a time; what a time limit cuts off is said, not taken for clean.
 
-racecheck follows a hand-over by mbarrier, a write that reaches its reader over two barriers, only with an option of
-its own, and reports it without, of a minimal correct kernel too. It is given where it exists; what is still reported
-between two accesses of a Gluon kernel, the ones that hand over so, is counted apart.
+racecheck reports the hand-overs of a minimal correct kernel by mbarrier too: a write reaches its reader over two
+barriers there. An option that is to follow such chains is given where it exists; what is still reported between two
+accesses of a Gluon kernel, the ones that hand over so, is counted apart.
 """
 
 import argparse

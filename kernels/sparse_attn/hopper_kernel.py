@@ -38,8 +38,8 @@ Who may touch what in shared memory, and the barrier that orders it (arrivals in
   group then writes and reads tiles of its own stage (0 or 1) only, with its own barrier between.
 
 compute-sanitizer on an H200 (2026-12-01): memcheck finds nothing. racecheck reports writes before reads where ``full``
-and ``p_full`` order them, as it does for a kernel of nothing but such a hand-over, unless it follows chains of two
-barriers: docs/races.md and test_races.py. 1000 launches beside other work give the same bits.
+and ``p_full`` order them, as it does for a kernel of nothing but such a hand-over: docs/races.md and test_races.py.
+1000 launches beside other work gave the same bits.
 """
 
 import torch
