@@ -66,11 +66,8 @@ class Found:
 
     @property
     def clean(self) -> bool:
-        """All tests ran, passed, and nothing was found but hand-overs by mbarrier."""
-        found = self.findings is not None and (
-            self.findings == 0 or (self.hand_overs > 0 and not self.others)
-        )
-        return found and bool(self.tests) and not self.failed
+        """All tests ran, passed, and nothing was found."""
+        return self.findings == 0 and bool(self.tests) and not self.failed
 
 
 def files_of(op: str) -> list[Path]:

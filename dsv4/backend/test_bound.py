@@ -157,6 +157,7 @@ def assert_close(
     if name in UNROUNDED:
         assert bool((off <= FP32_SUM * largest).all()), (name, float((off / largest).max()))
     elif name in CODED:
+        assert float(off.norm()) <= 0.05 * float(size.norm()), name
         far = off.flatten(1).norm(dim=1) / size.flatten(1).norm(dim=1).clamp_min(1e-30)
         assert int((far > BF16_STEP).sum()) <= max(1.0, RECODED * len(far)), (name, far.tolist())
         assert bool((far <= 0.25).all()), (name, float(far.max()))
