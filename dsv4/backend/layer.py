@@ -10,7 +10,7 @@ from dsv4.backend.paths import check_stored
 from dsv4.backend.values import Fused, Packed
 from dsv4.backend.weights import native_layer
 from dsv4.model.config import ModelConfig
-from dsv4.model.layer import Env, Layer, Written
+from dsv4.model.layer import Env, LayerBase, Written
 from dsv4.model.numerics import Numerics
 from dsv4.model.ops import REFS
 from dsv4.model.weights import LayerWeights
@@ -24,12 +24,12 @@ T = TypeVar("T")
 Seen = Callable[[str, int, Tensor], None]
 
 
-class KernelLayer(Layer):
+class KernelLayer(LayerBase):
     """One layer under one plan, on one device.
 
     Parameters
     ----------
-    layer, weights, config, numerics : as :class:`dsv4.model.layer.Layer`; ``weights`` stay where they are.
+    layer, weights, config, numerics : as :class:`dsv4.model.layer.LayerBase`; ``weights`` stay where they are.
     plan : which kernels.
     device : where they run.
     seen : called with a name, the layer and a tensor that no tap shows (what SwiGLU clamps).

@@ -29,7 +29,7 @@ def rope_frequencies(config: ModelConfig, layer: int) -> Tensor:
     )
 
 
-class Layer:
+class LayerBase:
     """One layer under one numerics and one op table."""
 
     def __init__(

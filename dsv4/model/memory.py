@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dsv4.model.cache import Batch, Segment, Tail
 from dsv4.model.config import CSA_RATIO
-from dsv4.model.layer import Env, Layer, Written
+from dsv4.model.layer import Env, LayerBase, Written
 from dsv4.model.records import Fp4Key
 from dsv4.model.weights import CompressorWeights
 from kernels.hadamard.ref import hadamard
@@ -34,7 +34,7 @@ class Closed:
         return torch.arange(self.first, self.first + self.count, device=self.segment.cache.device)
 
 
-def store_window(at: Layer, env: Env, batch: Batch) -> Written:
+def store_window(at: LayerBase, env: Env, batch: Batch) -> Written:
     """Kv (T, K) to record bytes in each window ring; a segment's pool is what its rows may see."""
     data, scales = at.numerics.record.encode(env["kv"])
     values, _ = at.numerics.record.decode(data, scales)
@@ -51,14 +51,14 @@ def store_window(at: Layer, env: Env, batch: Batch) -> Written:
     return {"kv_store": values, "kv_bytes": torch.cat((data, scales), dim=-1)}
 
 
-def compress(at: Layer, env: Env, batch: Batch) -> Written:
+def compress(at: LayerBase, env: Env, batch: Batch) -> Written:
     """attn_in (T, D) to the compressed rows that the batch closes: comp (E, K), FP32."""
     assert at.weights.compressor is not None
     comp, closed = _close_windows(at, env, batch, "compressor", at.weights.compressor)
     return {"comp_closed": closed, "comp": comp}
 
 
-def index_keys(at: Layer, env: Env, batch: Batch) -> Written:
+def index_keys(at: LayerBase, env: Env, batch: Batch) -> Written:
     """attn_in (T, D) to the index keys that the batch closes: index_k (E, D_I), FP32."""
     assert at.weights.indexer is not None
     keys, closed = _close_windows(at, env, batch, "indexer", at.weights.indexer.compressor)
@@ -66,7 +66,7 @@ def index_keys(at: Layer, env: Env, batch: Batch) -> Written:
 
 
 def _close_windows(
-    at: Layer, env: Env, batch: Batch, name: str, weights: CompressorWeights
+    at: LayerBase, env: Env, batch: Batch, name: str, weights: CompressorWeights
 ) -> tuple[Tensor, tuple[Closed, ...]]:
     """Project every row, pool the windows that are now whole; norm and RoPE at position w * ratio."""
     x = Activation(values=at.numerics.side(env["attn_in"]), narrow=at.numerics.activations)
@@ -83,7 +83,7 @@ def _close_windows(
 
 
 def _pool_segment(
-    at: Layer, segment: Segment, name: str, weights: CompressorWeights, kv: Tensor, gate: Tensor
+    at: LayerBase, segment: Segment, name: str, weights: CompressorWeights, kv: Tensor, gate: Tensor
 ) -> tuple[Tensor, int]:
     """Pooled entries of one sequence's newly whole windows, and the index of the first."""
     ratio, overlap = at.config.compress_ratios[at.layer], at.config.kind(at.layer) == "csa"
@@ -104,7 +104,7 @@ def first_tail(like: Tensor, rows: int) -> Tail:
     return Tail(kv=like.new_zeros(rows, like.shape[1]), gate=like.new_full((rows, like.shape[1]), -torch.inf))
 
 
-def store_entries(at: Layer, env: Env, batch: Batch) -> Written:
+def store_entries(at: LayerBase, env: Env, batch: Batch) -> Written:
     """Comp (E, K) to record bytes in each sequence's pages."""
     record = at.numerics.record
     data, scales = record.encode(env["comp"])
@@ -115,7 +115,7 @@ def store_entries(at: Layer, env: Env, batch: Batch) -> Written:
     return {"comp_store": record.decode(data, scales)[0], "comp_bytes": torch.cat((data, scales), dim=-1)}
 
 
-def store_index_keys(at: Layer, env: Env, batch: Batch) -> Written:
+def store_index_keys(at: LayerBase, env: Env, batch: Batch) -> Written:
     """index_k (E, D_I) to key bytes in each sequence's pages; the tap is in the unrotated basis."""
     record = at.numerics.index_record
     data, scales = record.encode(env["index_k"])
@@ -136,7 +136,7 @@ def runs(closed: tuple[Closed, ...]) -> Iterator[tuple[Closed, slice]]:
         row += run.count
 
 
-def index_scores(at: Layer, env: Env, batch: Batch) -> Written:
+def index_scores(at: LayerBase, env: Env, batch: Batch) -> Written:
     """Scores of every row against its sequence's keys: (T, C) FP32, -inf where not visible."""
     num = at.numerics
     scored = []
@@ -162,7 +162,7 @@ def index_scores(at: Layer, env: Env, batch: Batch) -> Written:
     return {"index_scores": torch.cat(padded)}
 
 
-def attend(at: Layer, env: Env, batch: Batch) -> Written:
+def attend(at: LayerBase, env: Env, batch: Batch) -> Written:
     """Attention of every row over its window and its entries, then the inverse RoPE."""
     num = at.numerics
     outs, lses = [], []
@@ -183,7 +183,7 @@ def attend(at: Layer, env: Env, batch: Batch) -> Written:
     return {"attn_out": turned, "lse": torch.cat(lses)}
 
 
-def _visible_rows(at: Layer, env: Env, batch: Batch, segment: Segment) -> tuple[Tensor, Tensor]:
+def _visible_rows(at: LayerBase, env: Env, batch: Batch, segment: Segment) -> tuple[Tensor, Tensor]:
     """Pool (N, K) of a segment and the rows of it that each of its queries attends to (T, S)."""
     positions = batch.positions[segment.rows]
     window, first = segment.pools[at.layer]

@@ -12,7 +12,7 @@ from torch import Tensor
 from dsv4.model import memory
 from dsv4.model.cache import Batch
 from dsv4.model.config import ModelConfig
-from dsv4.model.layer import Env, Layer, Written
+from dsv4.model.layer import Env, LayerBase, Written
 from dsv4.model.numerics import Numerics
 from dsv4.model.ops import Ops
 from dsv4.model.weights import HyperWeights, LayerWeights, ModelWeights
@@ -23,7 +23,7 @@ MODEL_STAGES = ("head", "lm_head")
 LAYER_STAGES = tuple(stage for stage in STAGES if stage not in MODEL_STAGES)
 
 
-class LayerStages(Layer):
+class LayerStages(LayerBase):
     """The stages of one layer under one numerics and one op table."""
 
     def __init__(
