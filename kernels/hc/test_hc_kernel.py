@@ -36,9 +36,10 @@ def tolerance(streams, fn, scale):
 
 
 def assert_near(got, want, off):
-    """Gates move by at most twice their logit; 39 normalisations of comb by at most four times."""
-    for part, wanted, factor in zip(got, want, (1, 2, 4), strict=True):
-        bound = factor * off.amax() + 64 * 2.0**-24
+    """Gates move by at most twice their logit; 39 normalisations of comb by at most four times its row's largest."""
+    pre, post, comb = off[:, :4], off[:, 4:8], off[:, 8:].amax(1)[:, None, None]
+    for part, wanted, moved in zip(got, want, (pre, 2 * post, 4 * comb), strict=True):
+        bound = moved + 64 * 2.0**-24
         assert part.dtype == F32
         assert ((part.double().cpu() - wanted.double()).abs() <= bound).all()
 
@@ -85,6 +86,22 @@ def test_a_planted_fault_is_seen(fault, accelerator):
     if fault == "comb transposed":
         got = got._replace(comb=got.comb.mT)
     assert_fault_seen(lambda: assert_near(got, want, off))
+
+
+EXACT_LOGITS = 8 * 2.0**-24  # an exponential's 2 ulp, and a rounding or two of values up to 2
+
+
+@pytest.mark.parametrize("fault", [None, {"iterations": 19}, {"hc_eps": 0.0}, {"hc_eps": 2e-6}], ids=str)
+def test_gates_and_sinkhorn_of_exact_logits(fault, accelerator):
+    """Without weights the logits are the base: what is left is small, and every epsilon and pass shows."""
+    streams, fn, base, scale = inputs(8, 64)
+    args = streams, 0 * fn, 4 * base, scale
+    got = kernel.mix(*(t.to(accelerator) for t in args), **HC | (fault or {}))
+    want = ref.mix(streams.float(), *args[1:], **HC)
+    off = max(
+        float((part.cpu().double() - one.double()).abs().max()) for part, one in zip(got, want, strict=True)
+    )
+    assert (off > EXACT_LOGITS) == bool(fault)
 
 
 def test_columns_sum_to_one_and_rows_nearly(accelerator):

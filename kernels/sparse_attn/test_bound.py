@@ -57,6 +57,14 @@ def case(T=3, H=3, S=70, *, nope=192, seed=0) -> Inputs:
     return Inputs(draw(T, H, width, seed=seed).bfloat16(), x, idx, draw(H, seed=seed + 4), sequence)
 
 
+def hidden_first(inputs, count):
+    """The same with no key among each row's first ``count``, as a window before its first tokens has."""
+    idx = inputs.idx.clone()
+    idx[:, :count] = -1
+    idx[0, count] = ROWS - 1
+    return replace(inputs, idx=idx)
+
+
 def slots(idx, sequence):
     """Physical slot of each row of a sequence, -1 kept."""
     page = TABLE[sequence.long()].gather(1, (idx.clamp_min(0) // PAGE).long())

@@ -13,6 +13,7 @@ from kernels.sparse_attn.test_bound import (
     assert_close,
     assert_faults_leave_the_bound,
     case,
+    hidden_first,
     q_record,
     run,
     slots,
@@ -45,6 +46,16 @@ each_path = pytest.mark.parametrize("path", ["b0", *FP8_PATHS])
 )
 def test_within_the_bound_of_its_roundings(path, T, H, S, splits):
     inputs = case(T, H, S, nope=448)
+    got, q, pool = run(path, inputs, "cuda", splits=splits, by="hopper")
+    assert_close(got, want(path, inputs, q, pool))
+
+
+@pytest.mark.gpu
+@on_hopper
+@each_path
+@pytest.mark.parametrize("splits", [1, 2])
+def test_tiles_without_a_key_before_those_with_some(path, splits):
+    inputs = hidden_first(case(2, 40, 300, nope=448), 193)
     got, q, pool = run(path, inputs, "cuda", splits=splits, by="hopper")
     assert_close(got, want(path, inputs, q, pool))
 

@@ -14,6 +14,7 @@ from kernels.sparse_attn.test_bound import (
     assert_close,
     assert_faults_leave_the_bound,
     case,
+    hidden_first,
     q_record,
     run,
     slots,
@@ -37,6 +38,14 @@ PATHS = ("b0", "b1a", "b1", "b1_q2", "b1_aligned", "b1_aligned_q2", "b1_rope_fp8
 def test_within_the_bound_of_its_roundings(path, T, H, S, nope, splits, table, accelerator):
     inputs = case(T, H, S, nope=nope)
     got, q, pool = run(path, inputs, accelerator, table=table, splits=splits)
+    assert_close(got, want(path, inputs, q, pool))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_tiles_without_a_key_before_those_with_some(path, splits, accelerator):
+    inputs = hidden_first(case(2, 3, 200), 129)
+    got, q, pool = run(path, inputs, accelerator, splits=splits)
     assert_close(got, want(path, inputs, q, pool))
 
 
