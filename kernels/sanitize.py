@@ -3,16 +3,15 @@
 memcheck looks for accesses outside allocations, racecheck for unordered accesses to shared memory. Each op's tests of
 its kernels run under both, several files at a time; what a time limit cuts off is said, not taken for clean.
 
-racecheck reports the hand-overs of a minimal correct kernel by mbarrier too: a write reaches its reader over two
-barriers there. An option that is to follow such chains is given where it exists; what is still reported between two
-accesses of a Gluon kernel, the ones that hand over so, is counted apart.
+racecheck before 2026.1 reports correct hand-overs by mbarrier too; what is reported between two accesses of a Gluon
+kernel, the ones that hand over so, is counted apart. A newer one comes with ``nvidia-cuda-sanitizer-api``, see
+docs/races.md.
 """
 
 import argparse
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +19,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
+
+from kernels.toolchain import sanitizer
 
 ROOT = Path(__file__).resolve().parent
 TOOLS = ("memcheck", "racecheck")
@@ -36,7 +36,6 @@ HAZARD = re.compile(
     r"^========= Error: .*?(?:hazard|Race reported).*\n(?:=========\s.*? at \w+\+0x.*\n)*", re.MULTILINE
 )
 IN_KERNEL = re.compile(r" at (\w+)\+0x")
-INDIRECT = "--racecheck-indirect-barrier-dependency"
 SHOWN = 100  # findings that a tool prints
 
 
@@ -90,18 +89,10 @@ def gluon_kernels() -> frozenset[str]:
     )  # fmt: skip
 
 
-@cache
-def options_of(tool: str) -> tuple[str, ...]:
-    """What a tool of the sanitizer at hand is given."""
-    said = subprocess.run(["compute-sanitizer", "--help"], capture_output=True, text=True, check=False).stdout
-    indirect = (INDIRECT,) if tool == "racecheck" and INDIRECT in said else ()
-    return ("--tool", tool, "--print-limit", str(SHOWN), *indirect)
-
-
 def command(file: Path, tool: str) -> list[str]:
     """Sanitizer, Python, pytest, the file."""
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
-    return ["compute-sanitizer", *options_of(tool), sys.executable, *tests]
+    return [str(sanitizer()), "--tool", tool, "--print-limit", str(SHOWN), sys.executable, *tests]
 
 
 def read(op: str, file: str, tool: str, output: str, seconds: float) -> Found:
@@ -162,8 +153,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--limit", type=float, default=600.0, help="seconds a file and tool")
     options = parser.parse_args(arguments)
-    if shutil.which("compute-sanitizer") is None:
-        print("sanitize: no compute-sanitizer on the PATH; it comes with the CUDA toolkit", file=sys.stderr)
+    if sanitizer() is None:
+        print(
+            "sanitize: no compute-sanitizer; it comes with the wheel nvidia-cuda-sanitizer-api or the CUDA toolkit",
+            file=sys.stderr,
+        )
         return 2
     work = [
         (op, file, tool)

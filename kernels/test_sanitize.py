@@ -74,6 +74,6 @@ def test_counts_are_pytests_and_not_the_sanitizers():
 
 
 def test_without_the_tool_it_says_where_it_comes_from(monkeypatch, capsys):
-    monkeypatch.setattr(sanitize.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
     assert sanitize.main([]) == 2
     assert "CUDA toolkit" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 ptxas 12.8 and 12.9, bundled with Triton 3.6 to 3.9, miscompile an FP8 cast down and up again in one kernel (half of
 the residuals are wrong); 13.0 does not. So both a build and a process that launches kernels call :func:`select`
-before the first compilation.
+before the first compilation. And which compute-sanitizer looks at what they do.
 """
 
 import importlib.util
@@ -101,11 +101,25 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
 
 
+def sanitizer() -> Path | None:
+    """compute-sanitizer of the wheel ``nvidia-cuda-sanitizer-api`` where it is installed, else the one on the path.
+
+    racecheck before 2026.1 (CUDA 13.2) reports correct hand-overs over an mbarrier, see docs/races.md.
+    """
+    found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    return _of_wheel("compute-sanitizer/compute-sanitizer") or (Path(found) if found else None)
+
+
 def _wheel() -> Path | None:
-    """Return the ptxas of nvidia-cuda-nvcc 13, which shares the namespace ``nvidia.cu13`` with other wheels."""
+    """Return the ptxas of nvidia-cuda-nvcc 13."""
+    return _of_wheel("bin/ptxas")
+
+
+def _of_wheel(name: str) -> Path | None:
+    """Return a program of NVIDIA's wheels for CUDA 13, which share the namespace ``nvidia.cu13``."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / "cu13" / "bin" / "ptxas"
+        path = Path(folder) / "cu13" / name
         if path.is_file() and os.access(path, os.X_OK):
             return path
     return None
