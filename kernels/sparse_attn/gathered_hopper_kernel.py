@@ -41,6 +41,7 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
     tile_layout,
 )
 from kernels.sparse_attn.hopper_softmax_kernel import (
+    arrive,
     block_of,
     end_sums,
     next_of,
@@ -112,7 +113,7 @@ def _scores(
     dots = _dots(q, keys, 0)
     column = columns.index(0).load(by_key)
     dots = warpgroup_mma_wait(0, deps=(dots,))
-    mbarrier.arrive(empty.index(0))
+    arrive(empty.index(0))
     stage = 0
     phase = 0
     for step in range(steps):
@@ -120,14 +121,14 @@ def _scores(
         weights, shrink, peak, total = step_sums(dots, factor, factor, peak, total)
         put_weights(p, shrinks, p_empty, weights, shrink, step)
         next_stage, next_phase = next_of(stage, phase, STAGES)
-        mbarrier.arrive(p_full.index(step & 1))
+        arrive(p_full.index(step & 1))
         if step + 1 < steps:
             mbarrier.wait(full.index(next_stage), next_phase)
             fence_async_shared()
         dots = _dots(q, keys, next_stage)
         column = columns.index(next_stage).load(by_key)
         dots = warpgroup_mma_wait(0, deps=(dots,))
-        mbarrier.arrive(empty.index(next_stage))
+        arrive(empty.index(next_stage))
         stage = next_stage
         phase = next_phase
     end_sums(peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads_left, PARTIAL)
@@ -156,8 +157,8 @@ def _values(
         low = warpgroup_mma(p.index(buffer), keys[2 * WHICH].index(stage), low, is_async=True)
         high = warpgroup_mma(p.index(buffer), keys[2 * WHICH + 1].index(stage), high, is_async=True)
         low, high = warpgroup_mma_wait(0, deps=(low, high))
-        mbarrier.arrive(empty.index(stage))
-        mbarrier.arrive(p_empty.index(buffer))
+        arrive(empty.index(stage))
+        arrive(p_empty.index(buffer))
         stage, phase = next_of(stage, phase, STAGES)
     mbarrier.wait(sums_full, 0)
     inverse = sums.load(by_head)[:, None]
@@ -191,7 +192,7 @@ def _producer(keys_ptr, idx_ptr, num_keys, steps, keys, columns, bars, STAGES: g
             async_copy.async_copy_global_to_shared(keys[part].index(stage), source + part * 128, row < left)
         async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
         columns.index(stage).store(gl.where(slot >= 0, 0.0, MASKED))
-        mbarrier.arrive(full.index(stage))
+        arrive(full.index(stage))
         stage, phase = next_of(stage, phase, STAGES)
 
 
@@ -237,7 +238,7 @@ def attend_gathered_hopper_kernel(
     p_full = allocate_shared_memory(gl.int64, [2, 1], barrier)
     p_empty = allocate_shared_memory(gl.int64, [2, 1], barrier)
     sums_full = allocate_shared_memory(gl.int64, [1], barrier)
-    start_barriers(full, empty, p_full, p_empty, sums_full, STAGES, 129)
+    start_barriers(full, empty, p_full, p_empty, sums_full, STAGES, True)
     fence_async_shared()
     gl.thread_barrier()
     if PDL:

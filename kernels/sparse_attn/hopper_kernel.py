@@ -65,7 +65,7 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
 )
 from kernels.sparse_attn.hopper_producer_kernel import producer_group
 from kernels.sparse_attn.hopper_scores_kernel import scores_group
-from kernels.sparse_attn.hopper_softmax_kernel import block_of, start_barriers
+from kernels.sparse_attn.hopper_softmax_kernel import ARRIVALS, block_of, start_barriers
 from kernels.sparse_attn.hopper_values_kernel import values_group
 
 TRITON = "3.6."
@@ -147,8 +147,8 @@ def attend_hopper_kernel(
     p_empty = allocate_shared_memory(gl.int64, [2, 1], barrier)
     sums_full = allocate_shared_memory(gl.int64, [1], barrier)
     done = allocate_shared_memory(gl.int64, [1], barrier)
-    start_barriers(full, empty, p_full, p_empty, sums_full, STAGES, 129 if SEVEN else 128)
-    mbarrier.init(done, count=2)
+    start_barriers(full, empty, p_full, p_empty, sums_full, STAGES, SEVEN)
+    mbarrier.init(done, count=2 * ARRIVALS)
     fence_async_shared()
     gl.thread_barrier()
     if PDL:  # measured: waiting for q alone, behind the first copies of keys, gains nothing over this

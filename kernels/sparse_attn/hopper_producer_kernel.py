@@ -13,7 +13,7 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
     half_copy_layout,
     line_layout,
 )
-from kernels.sparse_attn.hopper_softmax_kernel import next_of
+from kernels.sparse_attn.hopper_softmax_kernel import arrive, next_of
 
 
 @gluon.jit
@@ -86,7 +86,7 @@ def producer_group(
                 dot_scales[group].index(stage).store(bits.to(gl.float32, bitcast=True))
                 high = gl.where(byte == 255, 0x7FC0, gl.minimum(byte + 60, 254) << 7)
                 value_scales[group].index(stage).store(high.to(gl.int16))
-            mbarrier.arrive(full.index(stage))
+            arrive(full.index(stage))
         ahead = gl.minimum(step + 1, steps - 1) * 64
         slot = gl.load(idx_ptr + ahead + key, mask=ahead + key < num_keys, other=-1)
         slot_half = gl.load(idx_ptr + ahead + key_half, mask=ahead + key_half < num_keys, other=-1)

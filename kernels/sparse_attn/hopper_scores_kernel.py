@@ -19,7 +19,14 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
     copy_layout,
     half_copy_layout,
 )
-from kernels.sparse_attn.hopper_softmax_kernel import end_sums, next_of, put_weights, start_sums, step_sums
+from kernels.sparse_attn.hopper_softmax_kernel import (
+    arrive,
+    end_sums,
+    next_of,
+    put_weights,
+    start_sums,
+    step_sums,
+)
 
 
 @gluon.jit
@@ -182,18 +189,18 @@ def scores_group(
         if not SEVEN:
             _wait_tile(full, next_stage, next_phase, step + 1 < steps)
         if SEVEN:  # S has many short products with work between them: P is published first
-            mbarrier.arrive(p_full.index(step & 1))
+            arrive(p_full.index(step & 1))
             dots = _group_dots(_wait_rope(turned), q, nope, dot_scales, next_stage, steps < 0, zero, TERMS)
         else:  # the next step's S enters the tensor pipe before P is published
             dots = _wait_rope(_issue_rope(q_rope, keys, next_stage))
             dots = _nope_dots(dots, q, nope, zero, next_stage)
-            mbarrier.arrive(p_full.index(step & 1))
+            arrive(p_full.index(step & 1))
             if TERMS == 2:
                 dots = _nope_dots(dots, q, nope, zero + 1, next_stage)
         column = factors.index(next_stage).load(by_key)
         if not SEVEN:
             dots = warpgroup_mma_wait(0, deps=(dots,))
-        mbarrier.arrive(empty.index(stage))
+        arrive(empty.index(stage))
         stage = next_stage
         phase = next_phase
     end_sums(

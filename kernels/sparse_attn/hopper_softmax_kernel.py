@@ -1,10 +1,25 @@
-"""What both Hopper kernels' scores groups do: the online softmax in base 2, and a split row's sums."""
+"""What both Hopper kernels do: hand-overs between warp groups, the online softmax in base 2, a split row's sums."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from kernels.sparse_attn.hopper_layouts_kernel import FLOOR, LAZY, LN2, LOG2E, TINY
+
+ARRIVALS = gl.constexpr(1)  # of a group of 128 threads at a barrier; 128 in test_races.py, see :func:`arrive`
+
+
+@gluon.jit
+def arrive(bar):
+    """Arrive for a warp group: one thread, after a barrier of the group, which Triton puts there.
+
+    racecheck does not follow a write over two barriers. For it (``ARRIVALS`` 128) every thread arrives by itself.
+    """
+    if ARRIVALS == 1:
+        mbarrier.arrive(bar)
+    else:
+        async_copy.mbarrier_arrive(bar, increment_count=False)
 
 
 @gluon.jit
@@ -26,15 +41,18 @@ def block_of(heads, num_keys):
 
 
 @gluon.jit
-def start_barriers(full, empty, p_full, p_empty, sums_full, STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Set up what both kernels wait for; ``ARRIVALS`` fill a tile of keys. A fence and a barrier must follow."""
+def start_barriers(full, empty, p_full, p_empty, sums_full, STAGES: gl.constexpr, STORED: gl.constexpr):
+    """Set up what both kernels wait for; a tile of keys is copied and, if ``STORED``, stored too.
+
+    A fence and a barrier must follow.
+    """
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=ARRIVALS)
-        mbarrier.init(empty.index(stage), count=3)
+        mbarrier.init(full.index(stage), count=128 + ARRIVALS if STORED else 128)
+        mbarrier.init(empty.index(stage), count=3 * ARRIVALS)
     for buffer in gl.static_range(2):
-        mbarrier.init(p_full.index(buffer), count=1)
-        mbarrier.init(p_empty.index(buffer), count=2)
-    mbarrier.init(sums_full, count=1)
+        mbarrier.init(p_full.index(buffer), count=ARRIVALS)
+        mbarrier.init(p_empty.index(buffer), count=2 * ARRIVALS)
+    mbarrier.init(sums_full, count=ARRIVALS)
 
 
 @gluon.jit
@@ -95,4 +113,4 @@ def end_sums(
         inverse = 1.0 / (some + gl.exp2(sink - peak))
     gl.store(lse_ptr + lse_at + head, lse, mask=own)
     sums.store(inverse)
-    mbarrier.arrive(sums_full)
+    arrive(sums_full)

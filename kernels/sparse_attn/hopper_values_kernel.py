@@ -21,7 +21,7 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
     pairs_layout,
     tile_layout,
 )
-from kernels.sparse_attn.hopper_softmax_kernel import next_of
+from kernels.sparse_attn.hopper_softmax_kernel import arrive, next_of
 
 
 @gluon.jit
@@ -174,9 +174,7 @@ def values_group(
             a0, a1, a2, a3 = _products_in_pairs(
                 keys, stage, weights, wide, raw1, (a0, a1, a2, a3), operand, WHICH
             )
-        mbarrier.arrive(
-            empty.index(stage)
-        )  # operand A is in registers and rope's product complete: keys are free
+        arrive(empty.index(stage))  # operand A is in registers and rope's product complete: keys are free
         stage, phase = next_of(stage, phase, STAGES)
         if step + 1 < steps:
             mbarrier.wait(full.index(stage), phase)
@@ -187,10 +185,10 @@ def values_group(
             a3 = warpgroup_mma_wait(0, deps=(a3,))
         else:
             a2 = warpgroup_mma_wait(0, deps=(a2,))
-        mbarrier.arrive(p_empty.index(buffer))
+        arrive(p_empty.index(buffer))
     mbarrier.wait(sums_full, 0)
     inverse = sums.load(gl.SliceLayout(0, layout))[None, :]
-    mbarrier.arrive(done)
+    arrive(done)
     mbarrier.wait(done, 0)
     _put(keys[0].index(WHICH), a0 * SHIFT * inverse, False)
     _put(keys[1].index(WHICH), a1 * SHIFT * inverse, False)
