@@ -3,6 +3,8 @@
 import time
 
 ARCHITECTURES = ["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+# No core waits for the longest architecture: on few cores one after the other has two, on many each has its share.
+COMPILATIONS = max(2, workflow.cores // len(ARCHITECTURES))
 
 
 rule compile:
@@ -14,9 +16,10 @@ rule compile:
         "<logs>/build/{arch}.log",
     wildcard_constraints:
         arch="|".join(ARCHITECTURES),
+    threads: COMPILATIONS
     shell:
         "python -m kernels.build --arch {wildcards.arch} --out results/build/{wildcards.arch} --judge-later"
-        " 2>&1 | tee {log}"
+        " --jobs {threads} 2>&1 | tee {log}"
 
 
 # What the audited tree's build depends on is not known here: it is asked every time, and has its own cache.

@@ -44,9 +44,11 @@ def workflow(tmp_path):
 
 
 def test_a_build_runs_once_an_architecture_and_again_after_an_edited_kernel(workflow):
-    result = workflow.run("build")
+    result = workflow.run("build", "--cores", "2")
     assert result.returncode == 0, result.text
     assert (workflow.folder / "ran.txt").read_text().split() == ["compile"] * 4 + ["check"]
+    for summary in (workflow.folder / "results/build").glob("*/build.json"):
+        assert "'--jobs', '2'" in summary.read_text()  # each has both cores, so that none waits for the last
     assert workflow.planned("build") == {}
     workflow.edit("kernels/op/ref.py", "1", "2")
     assert workflow.planned("build") == {}

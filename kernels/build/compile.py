@@ -1,4 +1,4 @@
-"""One Build -> PTX, cubin and facts. Runs in a process of its own: a compiler that aborts takes only that down."""
+"""One Build -> PTX, cubin and facts, in one of the processes of ``workers.py``."""
 
 import contextlib
 import io

@@ -1,17 +1,13 @@
-"""Compile what is stale of one architecture, under a lock, a process a kernel; see :func:`build_all`."""
+"""Compile what is stale of one architecture, under a lock; see :func:`build_all`."""
 
 import json
-import multiprocessing
-import os
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +15,12 @@ from filelock import FileLock, Timeout
 
 from kernels.build import collect
 from kernels.build.architecture import Architecture
-from kernels.build.compile import BuildError, compile_build
 from kernels.build.judge import judged
+from kernels.build.workers import compile_all, stem
 from kernels.build_spec import Build
 from kernels.toolchain import Ptxas
 
 SUMMARY, LOCK, WORK = "build.json", ".lock", ".work"
-LONGEST = 300  # seconds; a compiler that takes longer hangs
-Compile = Callable[[Build, Architecture, Path], None]
-_FORK = multiprocessing.get_context("fork")  # Triton and torch are imported once
 
 
 def say(text: str) -> None:
@@ -43,7 +36,6 @@ def build_all(
     ptxas: Ptxas,
     *,
     jobs: int = 1,
-    compiler: Compile = compile_build,
 ) -> dict[str, Any]:
     """Bring ``out`` up to date and write its ``build.json``.
 
@@ -69,11 +61,14 @@ def build_all(
         for build in builds:
             if _cached(out, build.name, keys[build.name]) is None:
                 stale.setdefault(keys[build.name], []).append(build)
-        for first, facts in _compile([same[0] for same in stale.values()], arch, work, jobs, compiler):
+        once = [same[0] for same in stale.values()]
+        for done, (first, facts) in enumerate(compile_all(once, arch, work, jobs), start=1):
+            said = facts["error"] or f"{facts['registers']} registers"
+            say(f"{arch.name} {done}/{len(once)} {first.name}: {said}")
             for build in stale[keys[first.name]]:
                 row = collect.identity(build, arch) | facts
                 row |= {"key": keys[build.name], "ptxas": ptxas.record(), "triton": triton.__version__}
-                _keep(out, _stem(work, first.name), row)
+                _keep(out, stem(work, first), row)
         _drop_others(out, {build.name for build in builds})
         rows = [
             json.loads(_file(out, build.name, ".json").read_text()) | collect.identity(build, arch)
@@ -165,81 +160,3 @@ def _drop_others(out: Path, names: set[str]) -> None:
         ours = path.suffix in (".json", ".ptx", ".cubin", ".part") and WORK not in path.parts
         if path.is_file() and ours and path not in keep and path != out / SUMMARY:
             path.unlink()
-
-
-def _stem(work: Path, name: str) -> Path:
-    return work / name.replace("/", "__")
-
-
-def _compile(
-    builds: Sequence[Build], arch: Architecture, work: Path, jobs: int, compiler: Compile
-) -> Iterator[tuple[Build, dict[str, Any]]]:
-    """Yield each Build with what became of it, ``jobs`` at a time."""
-    waiting, running = list(reversed(builds)), dict[int, tuple[BaseProcess, Build, float]]()
-    done = 0
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            build = waiting.pop()
-            process = _FORK.Process(target=_child, args=(compiler, build, arch, _stem(work, build.name)))
-            process.start()
-            running[process.sentinel] = (process, build, time.monotonic())
-        ready = wait(list(running), timeout=1)
-        for sentinel, (process, build, started) in list(running.items()):
-            late = time.monotonic() - started > LONGEST
-            if sentinel not in ready and not late:
-                continue
-            if late:
-                process.kill()
-            process.join()
-            del running[sentinel]
-            done += 1
-            facts = _outcome(_stem(work, build.name), process.exitcode, late)
-            state = f"{facts['registers']} registers" if facts["state"] == "built" else facts["error"]
-            say(f"{arch.name} {done}/{len(builds)} {build.name}: {state}")
-            yield build, facts
-
-
-def _child(compiler: Compile, build: Build, arch: Architecture, stem: Path) -> None:
-    _die_with_parent()
-    log = os.open(stem.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)  # MLIR and LLVM write to the descriptors themselves
-    os.dup2(log, 2)
-    try:
-        compiler(build, arch, stem)
-    except BuildError as error:
-        stem.with_suffix(".error").write_text(str(error))
-        raise
-    except Exception as error:
-        stem.with_suffix(".error").write_text(f"{type(error).__name__}: {error}")
-        raise
-
-
-def _die_with_parent() -> None:
-    """Linux: a compilation whose parent was killed ends, and with it its copy of the lock."""
-    if sys.platform == "linux":
-        import ctypes
-        import signal
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:
-            os._exit(1)
-
-
-def _outcome(stem: Path, exitcode: int | None, late: bool) -> dict[str, Any]:
-    facts, error = stem.with_suffix(".json"), stem.with_suffix(".error")
-    if exitcode == 0 and facts.is_file():
-        return {"state": "built", "error": None} | json.loads(facts.read_text())
-    if late:
-        said = f"the compiler took more than {LONGEST} s"
-    else:
-        said = error.read_text() if error.is_file() else f"the compiler ended with exit code {exitcode}"
-    log = stem.with_suffix(".log").read_text(errors="replace") if stem.with_suffix(".log").is_file() else ""
-    return {"state": "failed", "error": _one_line(said, log)}
-
-
-def _one_line(said: str, log: str) -> str:
-    """Say what went wrong: the exception, and the first line in which the compiler names an error."""
-    named = [line.strip() for line in log.splitlines() if "error:" in line or "Assertion" in line]
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no message"]
-    # Triton's own errors begin with the place and end with what is wrong there
-    return " | ".join(line[:300] for line in dict.fromkeys([lines[0], lines[-1], *named[:1]]))
