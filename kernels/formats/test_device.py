@@ -69,7 +69,18 @@ def rows(accelerator) -> torch.Tensor:
     special[4, 5], special[5, 100], special[6] = float("nan"), float("-inf"), -0.0
     one_ulp = torch.nextafter(powers, torch.tensor(float("inf")))
     tiny = draw(3, COLS, seed=7) * 1e-40
-    return torch.cat((ordinary, ties, 6 * ties, edge, powers, one_ulp, special, tiny)).to(accelerator)
+    parts = ordinary, ties, 6 * ties, edge, powers, one_ulp, special, tiny, next_to_ties()
+    return torch.cat(parts).to(accelerator)
+
+
+def next_to_ties() -> torch.Tensor:
+    """Rows whose quotients by amax / 448 lie an ulp or none from the middle of two E4M3 values: one operation shows."""
+    middle = e4m3.decode(torch.arange(9, 126, dtype=torch.uint8)) + e4m3.decode(
+        torch.arange(8, 125, dtype=torch.uint8)
+    )
+    amax = draw(2, 1, seed=9).abs() + 1
+    near = (middle / 2 * (amax / 448)).view(torch.int32) + torch.arange(117, dtype=torch.int32) % 3 - 1
+    return torch.cat((amax, near.view(torch.float32), torch.zeros(2, COLS - 118)), 1)
 
 
 def empty(rows: torch.Tensor, cols: int, dtype: torch.dtype) -> torch.Tensor:

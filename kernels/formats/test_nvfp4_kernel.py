@@ -1,5 +1,6 @@
 """NVFP4 inside kernels against NVFP4 in torch: bitwise, over every decade, tie and special value."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -160,3 +161,14 @@ def test_every_quotient_of_a_subnormal_scale(accelerator):
     x[:, 16:32] = torch.linspace(0.1, 1, 16)[None] * 6 * 2.0**-9 * torch.linspace(0.4, 10, 64)[:, None]
     x[:, 32:48] = -x[:, 16:32]
     check(x.to(accelerator))
+
+
+def test_every_tie_of_a_scale(accelerator):
+    """Groups whose ideal scale is half way between two E4M3 values, or an ulp off, under a gsa of 1."""
+    scales = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    amax = 3 * (scales[1:] + scales[:-1])  # six times the middle, exactly
+    amax = np.concatenate([amax, np.nextafter(amax, np.float32(0)), np.nextafter(amax, np.float32(2688))])
+    x = torch.zeros(len(amax) // 7, COLS // 16, 16)
+    x[:, 0, 0] = 2688.0
+    x[:, 1:, 3] = torch.from_numpy(amax).view(-1, 7)
+    check(x.flatten(1).to(accelerator))

@@ -98,31 +98,47 @@ def chains(x):
     return total
 
 
+def order_row(D, step=1):
+    """A row (1, D) of a large square, and of three ones that are lost if they join it one by one; and its sum.
+
+    Halves onto halves add up the odd groups (of ``step`` sixteens) first. Neighbours, or one after the other, lose
+    the ones: 2^24.
+    """
+    row = np.zeros((1, D), np.float32)
+    row[0, 0], row[0, [16 * step * group for group in (1, 3, 5)]] = 2.0**12, 1
+    return row, 2.0**24 + 4  # 2^24 + 3 is a tie
+
+
 def test_the_sum_is_chains_of_eight_in_pairs_then_halves_onto_halves(accelerator):
-    x = draw(1, 64, seed=8)
-    eights = chains(x[0].numpy())
+    def norm(x):
+        return kernel.rmsnorm(torch.from_numpy(x).to(accelerator), None, eps=EPS, dtype=F32).cpu()
+
+    x = draw(1, 64, seed=8).numpy()
+    eights = chains(x[0])
     sixteens = eights[::2] + eights[1::2]
-    total = (sixteens[0] + sixteens[2]) + (sixteens[1] + sixteens[3])
-    got = kernel.rmsnorm(x.to(accelerator), None, eps=EPS, dtype=F32).cpu()
-    assert_bitwise(got, by_hand(x.numpy(), total))
-    y = np.zeros((1, 64), np.float32)
-    y[0, [0, 16, 32, 48]] = 2.0**12, 1, 1, 1
-    got = kernel.rmsnorm(torch.from_numpy(y).to(accelerator), None, eps=EPS, dtype=F32).cpu()
-    assert_bitwise(got, by_hand(y, 2.0**24 + 2))  # (2^24 + 1) + (1 + 1), the first of which rounds down
-    assert_differs(got, by_hand(y, 2.0**24 + 4))
+    assert_bitwise(norm(x), by_hand(x, (sixteens[0] + sixteens[2]) + (sixteens[1] + sixteens[3])))
+    # most orders give a drawn row's bits: these rows are made to tell them apart
+    row, total = order_row(128)
+    assert_bitwise(norm(row), by_hand(row, total))
+    assert_differs(norm(row), by_hand(row, 2.0**24))
+    chain = np.zeros((1, 64), np.float32)
+    chain[0, 0], chain[0, 1:8] = 2.0**12, np.sqrt(np.float32(3))  # of a square just under 3, which rounds to 3
+    assert chains(chain[0])[0] == 2.0**24 + 14
+    assert_bitwise(norm(chain), by_hand(chain, 2.0**24 + 14))
+    assert_differs(norm(chain), by_hand(chain, 2.0**24 + 28))  # products rounded, then added
 
 
 def test_a_norm_inside_a_kernel_of_several_rows_has_the_same_bits(accelerator):
     """What kv's and q's kernels take from here: rows beside each other in one program."""
-    x = draw(4, 512, seed=9, decades=1).to(accelerator)
-    got = torch.empty(4, device=accelerator)
-    _inverses[(1,)](x, got, 4, 512, **EXACT)
+    x = draw(32, 512, seed=9, decades=1).to(accelerator)
+    got = torch.empty(32, device=accelerator)
+    _inverses[(8,)](x, got, 4, 512, **EXACT)
     assert_bitwise((x * got[:, None]).cpu(), kernel.rmsnorm(x, None, eps=EPS, dtype=F32).cpu())
 
 
 @triton.jit
 def _inverses(x_ptr, y_ptr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    row, col = tl.arange(0, ROWS), tl.arange(0, COLS)
+    row, col = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLS)
     x = tl.load(x_ptr + row[:, None] * COLS + col[None, :])
     tl.store(y_ptr + row, kernel.inverse_rms(x, COLS, 1e-6, ROWS, COLS))
 

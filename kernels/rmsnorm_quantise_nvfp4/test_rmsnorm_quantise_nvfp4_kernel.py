@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from kernels._check import assert_bitwise, assert_fault_seen, assert_same_rows, draw
+from kernels._check import assert_bitwise, assert_differs, assert_fault_seen, assert_same_rows, draw
 from kernels.nvfp4_quantise.kernel import quantise
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
 from kernels.rmsnorm.kernel import rmsnorm
+from kernels.rmsnorm.test_rmsnorm_kernel import by_hand, order_row
 from kernels.rmsnorm_quantise_nvfp4 import kernel, ref
 from kernels.rmsnorm_quantise_nvfp4.figures import Figures, figures
 from kernels.rmsnorm_quantise_nvfp4.ref import NormedRows
@@ -34,6 +35,15 @@ def test_has_the_bits_of_two_kernels(T, D, between, accelerator):
     got = kernel.rmsnorm_quantise(x, weight, eps=EPS, between=between, copy=between)
     assert_same_rows(got.rows, unfused(x, weight, between))
     assert_bitwise(got.copy.float().cpu(), rmsnorm(x, weight, eps=EPS, dtype=between).float().cpu())
+
+
+@pytest.mark.parametrize(("D", "step"), [(128, 1), (2048, 1), (8192, 32)])  # 32: between warps
+def test_the_sum_has_the_norm_s_order(D, step, accelerator):
+    """Drawn rows seldom show another order: these do."""
+    row, total = order_row(D, step)
+    got = kernel.rmsnorm_quantise(torch.from_numpy(row).to(accelerator), None, eps=EPS, copy=F32)
+    assert_bitwise(got.copy.cpu(), by_hand(row, total))
+    assert_differs(got.copy.cpu(), by_hand(row, 2.0**24))
 
 
 def test_unweighted_strided_rows_without_a_copy(accelerator):
