@@ -75,7 +75,9 @@ def planted(faults: Sequence[Faults], *marks: pytest.MarkDecorator) -> Callable[
 
     @pytest.mark.usefixtures("poisoned")
     @pytest.mark.parametrize(("by", "edits"), rows)
-    def test(by: Seen, edits: list[Edit], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    def test(
+        by: Seen, edits: list[Edit], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    ) -> None:
         plant(monkeypatch, edits)
         if any(old for _, old, _ in edits):
             assert_fault_seen(lambda: by(request))

@@ -63,6 +63,16 @@ def test_equals_the_ref(ratio, overlap, count, D, spread, accelerator):
     assert bool((error <= bound(kv, gate)).all())
 
 
+@pytest.mark.parametrize("shift", [-200.0, 200.0])
+def test_gates_far_from_zero(shift, accelerator):
+    """No exponential of a gate itself: e^200 is no FP32, nor is e^-200."""
+    kv, gate, bias = case(4, True, 3, 64, seed=9)
+    args = kv, gate + shift, bias, 4, True
+    good = slots(*args)
+    error = (run(*args, accelerator).double() - ref.pool(*good).double()).abs()
+    assert bool((error <= bound(*good)).all())
+
+
 def test_an_entry_does_not_see_the_others(accelerator):
     kv, gate, bias = case(4, True, 9, 64, seed=3)
     whole = run(kv, gate, bias, 4, True, accelerator)

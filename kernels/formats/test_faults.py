@@ -34,7 +34,7 @@ FAULTS = [
         E4M3_VALUES,
         {
             "the bias of fnuz": ("1.329227995784916e36", "6.64613997892458e35"),
-            "a NaN is 480": ("tl.where((byte & 0x7F) == 0x7F, float(\"nan\"), value)", "value"),
+            "a NaN is 480": ('tl.where((byte & 0x7F) == 0x7F, float("nan"), value)', "value"),
             "no sign": ("| ((byte & 0x80) << 24)", ""),
         },
     ),
@@ -43,7 +43,10 @@ FAULTS = [
         E2M1,
         {
             "ties up": ("tl.fma(_unit(half), 4.0, 8388612.0)", "tl.fma(_unit(half), 4.000001, 8388612.0)"),
-            "one grid up to 6": ("sum = tl.fma(_unit(half - 1.0), 2.0, sum)\n    sum += _unit(half - 2.0)", "sum += 2 * _unit((half - 1.0) / 2)"),
+            "one grid up to 6": (
+                "sum = tl.fma(_unit(half - 1.0), 2.0, sum)\n    sum += _unit(half - 2.0)",
+                "sum += 2 * _unit((half - 1.0) / 2)",
+            ),
             "the sign turned": ("tl.fma(sign, -4.0, sum)", "tl.fma(sign, 4.0, sum)"),
             "at most 4": ("sum += _unit(half - 2.0)", "sum += 0 * half"),
         },
@@ -57,7 +60,10 @@ FAULTS = [
         device.e2m1_value,
         E2M1_VALUES,
         {
-            "the code 1 is 0": ("return bits.to(tl.float32, bitcast=True)", "return tl.where((code & 6) == 0, 0, bits).to(tl.float32, bitcast=True)"),
+            "the code 1 is 0": (
+                "return bits.to(tl.float32, bitcast=True)",
+                "return tl.where((code & 6) == 0, 0, bits).to(tl.float32, bitcast=True)",
+            ),
             "no sign": ("| ((code & 8) << 28)", ""),
         },
     ),
@@ -72,7 +78,10 @@ FAULTS = [
         {
             "the scale rounded down": ("+ ((bits & 0x7FFFFF) > over).to(tl.int32)", ""),
             "an exact edge counts as over": ("(bits & 0x7FFFFF) > over", "(bits & 0x7FFFFF) >= over"),
-            "an infinite block has a scale": ("== 0x7F800000, 0x7FC00000, scale)", "== 0x7F800000, scale, scale)"),
+            "an infinite block has a scale": (
+                "== 0x7F800000, 0x7FC00000, scale)",
+                "== 0x7F800000, scale, scale)",
+            ),
         },
     ),
     Faults(
@@ -83,18 +92,27 @@ FAULTS = [
     Faults(
         device.ue8m0_byte,
         MXFP4,
-        {"a byte one up": (">> 23) & 0xFF", ">> 23) + 1 & 0xFF"), "NaN as the largest scale": ("& 0xFF, 0xFF)", "& 0xFF, 0xFE)")},
+        {
+            "a byte one up": (">> 23) & 0xFF", ">> 23) + 1 & 0xFF"),
+            "NaN as the largest scale": ("& 0xFF, 0xFF)", "& 0xFF, 0xFE)"),
+        },
     ),
     Faults(
         device.ue8m0_value,
         FP8,
-        {"a scale one power up": ("wide << 23)", "(wide + 1) << 23)"), "NaN as a number": ("tl.where(wide == 0xFF, 0x7FC00000, bits)", "bits")},
+        {
+            "a scale one power up": ("wide << 23)", "(wide + 1) << 23)"),
+            "NaN as a number": ("tl.where(wide == 0xFF, 0x7FC00000, bits)", "bits"),
+        },
     ),
     Faults(
         device.abs_max,
         FP8,
         {
-            "the signed largest": ("tl.max(\n        x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis\n    )", "tl.max(x.to(tl.int32, bitcast=True), axis)"),
+            "the signed largest": (
+                "tl.max(\n        x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis\n    )",
+                "tl.max(x.to(tl.int32, bitcast=True), axis)",
+            ),
         },
     ),
     Faults(
@@ -116,7 +134,10 @@ FAULTS = [
         {
             "the floor left out": ("floored(abs_max(groups, 2), AMAX_FLOOR)", "abs_max(groups, 2)"),
             "multiplied by the scale": ("groups * inverse[:, :, None]", "groups * scale[:, :, None]"),
-            "one scale for the row": ("return e4m3(groups * inverse[:, :, None]), scale", "return e4m3(groups * tl.min(inverse, 1)[:, None, None]), scale"),
+            "one scale for the row": (
+                "return e4m3(groups * inverse[:, :, None]), scale",
+                "return e4m3(groups * tl.min(inverse, 1)[:, None, None]), scale",
+            ),
             "the largest of 448 rounded down": ("AMAX_FLOOR), 448.0)", "AMAX_FLOOR) * 0.999, 448.0)"),
         },
     ),
@@ -128,7 +149,10 @@ FAULTS = [
                 "x * tl.div_rn(tl.full(amax.shape, 1.0, tl.float32), scale)[:, None]",
                 "tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))",
             ),
-            "the scale rounded to a power of two": ("scale = tl.div_rn(amax, tl.full(amax.shape, 448.0, tl.float32))", "scale = power_of_two_scale(amax, 448.0)"),
+            "the scale rounded to a power of two": (
+                "scale = tl.div_rn(amax, tl.full(amax.shape, 448.0, tl.float32))",
+                "scale = power_of_two_scale(amax, 448.0)",
+            ),
             "no floor": ("floored(abs_max(x, 1), AMAX_FLOOR)", "abs_max(x, 1)"),
         },
     ),
@@ -137,8 +161,14 @@ FAULTS = [
         MXFP4,
         {
             "the floor of FP8": ("MXFP4_FLOOR", "AMAX_FLOOR"),
-            "a lost block keeps its signs": ("_sign_if(scale == scale)[:, :, None]", "_sign_if(scale == 0 * 0)[:, :, None]"),
-            "multiplied by the scale": ("tl.div_rn(groups, tl.broadcast_to(scale[:, :, None], groups.shape))", "groups * scale[:, :, None]"),
+            "a lost block keeps its signs": (
+                "_sign_if(scale == scale)[:, :, None]",
+                "_sign_if(scale == 0 * 0)[:, :, None]",
+            ),
+            "multiplied by the scale": (
+                "tl.div_rn(groups, tl.broadcast_to(scale[:, :, None], groups.shape))",
+                "groups * scale[:, :, None]",
+            ),
         },
     ),
     Faults(
@@ -151,14 +181,20 @@ FAULTS = [
         SUBNORMAL,
         {
             "a group of zeros counts as live": ("live = minus < 0", "live = minus <= 0"),
-            "the scale unrounded": ("minus = value * (gsa * -0.125)", "minus = _corrected(sixth, gsa, tl.div_rn(1.0, gsa)) * (gsa * -0.125)"),
+            "the scale unrounded": (
+                "minus = value * (gsa * -0.125)",
+                "minus = _corrected(sixth, gsa, tl.div_rn(1.0, gsa)) * (gsa * -0.125)",
+            ),
         },
     ),
     Faults(
         nvfp4_kernel.steps,
         THRESHOLDS,
         {
-            "one reciprocal instead of two terms": ("tl.fma(tl.abs(low), 1.1920928955078125e-07, low)", "0 * low"),
+            "one reciprocal instead of two terms": (
+                "tl.fma(tl.abs(low), 1.1920928955078125e-07, low)",
+                "0 * low",
+            ),
         },
     ),
     Faults(

@@ -11,18 +11,31 @@ FAULTS = [
         kernel._gather_kernel,
         TABLE,
         {
-            "rope of no key is not zero": ("mask=(slot >= 0)[:, None], other=0.0)", "mask=(slot >= -1)[:, None], other=0.0)"),
+            "rope of no key is not zero": (
+                "mask=(slot >= 0)[:, None], other=0.0)",
+                "mask=(slot >= -1)[:, None], other=0.0)",
+            ),
             "rope at the data's start": ("(start + NOPE) // 2", "start // 2"),
             "keys of another row": ("(row * num_keys + key) * width", "(row // 2 * num_keys + key) * width"),
-            "rope not stored for the first keys": ("rope, mask=here[:, None]", "rope, mask=(here & (key > 0))[:, None]"),
+            "rope not stored for the first keys": (
+                "rope, mask=here[:, None]",
+                "rope, mask=(here & (key > 0))[:, None]",
+            ),
         },
     ),
-    Faults(kernel._gather_kernel, WIDE, {"the last key left out": ("here = key < num_keys", "here = key < num_keys - 1")}),
+    Faults(
+        kernel._gather_kernel,
+        WIDE,
+        {"the last key left out": ("here = key < num_keys", "here = key < num_keys - 1")},
+    ),
     Faults(
         keys_kernel.widened_nope,
         TABLE,
         {
-            "the scale of the group before": (", data)[:, None, None] + group\n", ", data)[:, None, None] + (group + 1) % groups\n"),
+            "the scale of the group before": (
+                ", data)[:, None, None] + group\n",
+                ", data)[:, None, None] + (group + 1) % groups\n",
+            ),
             "no scales": ("if SCALED:", "if SCALED and NOPE > 9999:"),
             "the scale added": ("values * ue8m0_value", "values + ue8m0_value"),
         },
@@ -31,7 +44,10 @@ FAULTS = [
         keys_kernel.scale_offset,
         TABLE,
         {
-            "the scales of the token before": ("held % PAGE * SCALE_BYTES", "(held % PAGE ^ 1) * SCALE_BYTES"),
+            "the scales of the token before": (
+                "held % PAGE * SCALE_BYTES",
+                "(held % PAGE ^ 1) * SCALE_BYTES",
+            ),
             "scales of the first token": ("+ held % PAGE * SCALE_BYTES", ""),
             "seven bytes a token": ("* SCALE_BYTES", "* 7"),
         },
@@ -39,7 +55,12 @@ FAULTS = [
     Faults(
         keys_kernel.data_offset,
         TABLE,
-        {"pages as dense as their tokens": ("held // PAGE * page_stride + held % PAGE * DATA", "held * DATA")},
+        {
+            "pages as dense as their tokens": (
+                "held // PAGE * page_stride + held % PAGE * DATA",
+                "held * DATA",
+            )
+        },
     ),
     Faults(
         keys_kernel.key_slots,

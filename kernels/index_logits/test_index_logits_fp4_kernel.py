@@ -26,10 +26,11 @@ def case(B, N, C, H=8, seed=0, decades=0.0):
     return codes, out_weights, e2m1.pack(k_codes), ue8m0.encode(k_scale), values, weights
 
 
-def in_pages(codes, scales, page_size, pool, device):
+def in_pages(codes, scales, page_size, pool, device, seed=0):
     """Pages of keys at shuffled places of a pool: (pages, page ids)."""
     count = -(-len(codes) // page_size)
-    ids = torch.randperm(pool, generator=torch.Generator().manual_seed(len(codes)))[:count].to(torch.int32)
+    generator = torch.Generator().manual_seed(len(codes) + seed)
+    ids = torch.randperm(pool, generator=generator)[:count].to(torch.int32)
     pages = torch.full((pool, page_size * ENTRY_BYTES), 0xFF, dtype=torch.uint8)
     for entry in range(len(codes)):
         page, inside = int(ids[entry // page_size]), entry % page_size
@@ -40,12 +41,16 @@ def in_pages(codes, scales, page_size, pool, device):
 
 
 def run(made, B, N, limits, device, *, page_size=64, fill=True):
+    """Scores (B, N, width); each sequence has keys of its own: those of the one before, moved by 7."""
     codes, weights, k_codes, k_scales, _, _ = made
-    pages, ids = in_pages(k_codes, k_scales, page_size, 24, device)
-    width, H = len(ids) * page_size, codes.shape[1]
+    pools = [
+        in_pages(k_codes.roll(7 * b, 0), k_scales.roll(7 * b, 0), page_size, 24, device, b) for b in range(B)
+    ]
+    pages, ids = torch.cat([pool for pool, _ in pools]), torch.stack([own for _, own in pools])
+    width, H = ids.shape[1] * page_size, codes.shape[1]
     out = torch.full((B, N, width), POISON, device=device)
     q = codes.view(torch.float8_e4m3fn).view(B, N, H, D).to(device)
-    table = ids.repeat(B, 1).to(device)
+    table = (ids + 24 * torch.arange(B, dtype=torch.int32)[:, None]).to(device)
     args = (q, pages, table, weights.view(B, N, H).to(device), limits.to(device))
     return paged_index_logits_fp4(*args, page_size=page_size, fill=fill, out=out).cpu()
 
@@ -86,6 +91,13 @@ def test_limits_and_pages(page_size, fill, accelerator):
     limits = torch.tensor([[70, 71], [0, 90]], dtype=torch.int32)
     got = run(made, 2, 2, limits, accelerator, page_size=page_size, fill=fill)
     whole = run(made, 2, 2, torch.full((2, 2), len(made[2]), dtype=torch.int32), accelerator)[..., :90]
+    values, weights = made[4:]
+    want, slack = ref.index_logits(*values, weights, narrow=True).double(), bound(values, weights)
+    for b, mine in enumerate(whole.double()):
+        rows = slice(2 * b, 2 * b + 2)
+        assert bool(
+            ((mine - want[rows].roll(7 * b, 1)[:, :90]).abs() <= slack[rows].roll(7 * b, 1)[:, :90]).all()
+        )
     hidden = torch.arange(90) >= limits[..., None]
     assert_bitwise(got[..., :90], whole.masked_fill(hidden, -math.inf if fill else POISON))
     assert bool((got[..., 90:] == (-math.inf if fill else POISON)).all())

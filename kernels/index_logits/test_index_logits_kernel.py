@@ -176,10 +176,13 @@ def test_paged_equals_prefill(page_size, fill, accelerator):
     B, N, H = 2, 3, 8
     lengths = torch.tensor([[130, 131, 200], [0, 1, 64]], dtype=torch.int32)
     q, k, scale, weights = case(B * N, 200, H, seed=11)
-    pages, ids = paged(k, scale, page_size, 64, accelerator)
-    width = len(ids) * page_size
-    table = torch.full((B, len(ids) + 3), -7, dtype=torch.int32)[:, : len(ids)]  # rows are strided
-    table[:] = ids
+    # each sequence has keys of its own: the second one's are the first one's, moved
+    pools = [paged(k.roll(7 * b, 0), scale.roll(7 * b), page_size, 64, accelerator, seed=b) for b in range(B)]
+    pages, count = torch.cat([pool for pool, _ in pools]), len(pools[0][1])
+    width = count * page_size
+    table = torch.full((B, count + 3), -7, dtype=torch.int32)[:, :count]  # rows are strided
+    for b, (_, ids) in enumerate(pools):
+        table[b] = ids + 64 * b
     out = torch.full((B, N, width), POISON, device=accelerator)
     got = kernel.paged_index_logits(
         fp8(q.view(B, N, H, D), accelerator),
@@ -192,7 +195,8 @@ def test_paged_equals_prefill(page_size, fill, accelerator):
         out=out,
     ).cpu()
     flat = run(q, k, scale, weights, all_of(6, 200), accelerator)
-    padded = torch.nn.functional.pad(flat, (0, width - 200)).view(B, N, width)
+    moved = torch.stack([rows.roll(7 * b, 1) for b, rows in enumerate(flat.view(B, N, 200))])
+    padded = torch.nn.functional.pad(moved, (0, width - 200))
     hidden = torch.arange(width) >= lengths[..., None]
     assert_bitwise(got, padded.masked_fill(hidden, -math.inf if fill else POISON))
 

@@ -71,6 +71,11 @@ def test_all_equal_scores_keep_the_first_entries(accelerator):
     assert got.tolist() == [[-1] * 4, [0, 1, -1, -1], *[[0, 1, 2, 3]] * 4]
 
 
+def test_zeros_are_one_value_and_negative_scores_rank_in_order(accelerator):
+    scores = torch.tensor([[-0.0, 0.0, -1.0, -0.0, 0.0], [-3.0, -1.0, -math.inf, -2.0, -1.5]])
+    assert run(scores, torch.tensor([5, 5]).int(), 2, accelerator).tolist() == [[0, 1], [1, 4]]
+
+
 def test_a_whole_segment_of_ties(accelerator):
     """2^15 ties fill their half of the packed count."""
     got = run(torch.zeros(1, kernel.SEGMENT), torch.tensor([kernel.SEGMENT]).int(), 512, accelerator)
@@ -79,7 +84,7 @@ def test_a_whole_segment_of_ties(accelerator):
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, on a signalling NaN
 def test_every_nan_is_one_value(accelerator):
-    scores = torch.tensor([[0x7FC00000, 0x7F800001, 0xFFC00000 - 2**32, 0x7F800000]], dtype=torch.int32)
+    scores = torch.tensor([[0xFFC00000 - 2**32, 0x7F800001, 0x7FC00000, 0x7F800000]], dtype=torch.int32)
     assert run(scores.view(torch.float32), torch.tensor([4]).int(), 2, accelerator).tolist() == [[0, 1]]
 
 
@@ -95,6 +100,15 @@ def test_hidden_scores_and_strides_have_no_effect(accelerator):
     out = torch.full((4, 8), 77, dtype=torch.int32, device=accelerator)
     assert kernel.index_topk(scores.to(accelerator), visible.to(accelerator), 8, out=out) is out
     assert_bitwise(out.cpu(), whole)
+
+
+def test_a_hidden_score_wins_no_place_for_its_run(accelerator):
+    """The best lie in k runs, one each; the run that the limit cuts holds larger ones behind it."""
+    scores, visible = torch.full((1, 200), -1.0), torch.tensor([161]).int()
+    scores[0, : 8 * kernel.RUN : kernel.RUN] = torch.arange(8.0, 0.0, -1.0)
+    scores[0, 161:] = math.inf
+    assert kernel.alone(200, 8)
+    assert_bitwise(run(scores, visible, 8, accelerator), wanted(scores, visible, 8))
 
 
 def test_a_row_does_not_see_its_batch(accelerator):

@@ -91,6 +91,9 @@ def test_padding_strides_and_rows_alone(accelerator):
         part = [t[row : row + 1] for t in (kv, *turn, slots)]
         kernel.kv_norm_rope_store(part[0], weight, *part[1:3], alone, part[3], eps=EPS)
     assert_bitwise(whole.cpu(), alone.cpu())
+    want = pages(512, accelerator)
+    kv_store.store(unfused(*values, F32), want, slots)
+    assert_bitwise(whole.cpu(), want.cpu())
     assert_bitwise((whole != 0xAA).any(1).cpu(), torch.isin(torch.arange(20), slots.cpu() // 16))
 
 

@@ -15,9 +15,18 @@ FAULTS = [
         kernel._kv_store_kernel,
         SKIPPED,
         {
-            "every row is the first": ("row.to(tl.int64)[:, None] * kv_stride", "row.to(tl.int64)[:, None] // 2 * kv_stride"),
-            "a skipped row goes to slot 0": ("        slot,\n        slot >= 0,", "        tl.maximum(slot, 0),\n        slot > -99,"),
-            "rope read a column early": ("col = NOPE + tl.arange(0, 64)", "col = NOPE - 1 + tl.arange(0, 64)"),
+            "every row is the first": (
+                "row.to(tl.int64)[:, None] * kv_stride",
+                "row.to(tl.int64)[:, None] // 2 * kv_stride",
+            ),
+            "a skipped row goes to slot 0": (
+                "        slot,\n        slot >= 0,",
+                "        tl.maximum(slot, 0),\n        slot > -99,",
+            ),
+            "rope read a column early": (
+                "col = NOPE + tl.arange(0, 64)",
+                "col = NOPE - 1 + tl.arange(0, 64)",
+            ),
         },
     ),
     Faults(
@@ -29,20 +38,40 @@ FAULTS = [
         kernel.store_record,
         ROWS,
         {
-            "the scale of the group before": ("scales_at[:, None] + group[None, :]", "scales_at[:, None] + group[None, :] ^ 1"),
-            "scales before the data's end": ("PAGE * (NOPE + 128) + offset * SCALE_BYTES", "PAGE * (NOPE + 120) + offset * SCALE_BYTES"),
+            "the scale of the group before": (
+                "scales_at[:, None] + group[None, :]",
+                "scales_at[:, None] + (group ^ 1)[None, :]",
+            ),
+            "scales before the data's end": (
+                "PAGE * (NOPE + 128) + offset * SCALE_BYTES",
+                "PAGE * (NOPE + 120) + offset * SCALE_BYTES",
+            ),
             "scales of the token before": ("offset * SCALE_BYTES", "(offset ^ 1) * SCALE_BYTES"),
-            "padding not zero": ("(group < NOPE // 64)[None, :], fmt.ue8m0_byte(scale), 0)", "(group < 64)[None, :], fmt.ue8m0_byte(scale), 0)"),
-            "rope truncated to BF16": ("bf16_bits(rope)", "(rope.to(tl.int32, bitcast=True) >> 16).to(tl.uint16)"),
+            "padding not zero": (
+                "(group < NOPE // 64)[None, :], fmt.ue8m0_byte(scale), 0)",
+                "(group < 64)[None, :], fmt.ue8m0_byte(scale), 0)",
+            ),
+            "rope truncated to BF16": (
+                "bf16_bits(rope)",
+                "(rope.to(tl.int32, bitcast=True) >> 16).to(tl.uint16)",
+            ),
             "rope through FP8": ("bf16_bits(rope)", "bf16_bits(fmt.e4m3(rope).to(tl.float32))"),
-            "a page as dense as its tokens": ("page * page_stride + offset * (NOPE + 128)", "slot * (NOPE + 128)"),
+            "a page as dense as its tokens": (
+                "page * page_stride + offset * (NOPE + 128)",
+                "slot * (NOPE + 128)",
+            ),
             "the last nope value not stored": ("(col < NOPE))", "(col < NOPE - 1))"),
         },
     ),
     Faults(
         kernel.store_record,
         NARROW,
-        {"the scales' padding left": ("held[:, None] & (rest >= COLS // 64)", "held[:, None] & (rest > COLS // 64)")},
+        {
+            "the scales' padding left": (
+                "held[:, None] & (rest >= COLS // 64)",
+                "held[:, None] & (rest > COLS // 64)",
+            )
+        },
     ),
     Faults(
         kernel.store_record,
@@ -52,10 +81,22 @@ FAULTS = [
                 "fmt.abs_max(tl.where((group < NOPE // 64)[None, :], scale, 0.0), 1)",
                 "fmt.abs_max(tl.where((group < 1)[None, :], scale, 0.0), 1)",
             ),
-            "codes not shifted to the token's scale": ("fmt.e4m3(shifted)", "fmt.e4m3(fmt.e4m3_value(byte.to(tl.int32)))"),
-            "rope unscaled": ("rope.to(tl.bfloat16).to(tl.float32) * inverse[:, None]", "rope.to(tl.bfloat16).to(tl.float32)"),
-            "codes of the value, not of the code": ("fmt.e4m3_value(byte.to(tl.int32)) * tl.div_rn(scale, whole)", "tl.reshape(nope, (ROWS, COLS // 64, 64)) * tl.div_rn(scale * 0 + 1.0, whole)"),
-            "the scale of the page's first slot": ("page * scale_stride + offset, token", "page * scale_stride, token"),
+            "codes not shifted to the token's scale": (
+                "fmt.e4m3(shifted)",
+                "fmt.e4m3(fmt.e4m3_value(byte.to(tl.int32)))",
+            ),
+            "rope unscaled": (
+                "rope.to(tl.bfloat16).to(tl.float32) * inverse[:, None]",
+                "rope.to(tl.bfloat16).to(tl.float32)",
+            ),
+            "codes of the value, not of the code": (
+                "fmt.e4m3_value(byte.to(tl.int32)) * tl.div_rn(scale, whole)",
+                "tl.reshape(nope, (ROWS, COLS // 64, 64)) * tl.div_rn(scale * 0 + 1.0, whole)",
+            ),
+            "the scale of the page's first slot": (
+                "page * scale_stride + offset, token",
+                "page * scale_stride, token",
+            ),
         },
     ),
     Faults(

@@ -12,7 +12,10 @@ FAULTS = [
         kernel._mhc_rmsnorm_quantise_kernel,
         BITS,
         {
-            "the first token's streams": ("streams_ptr + row * streams_stride", "streams_ptr + (row // 2) * streams_stride"),
+            "the first token's streams": (
+                "streams_ptr + row * streams_stride",
+                "streams_ptr + (row // 2) * streams_stride",
+            ),
             "the first token's pre": ("pre_ptr + row * NUM_STREAMS", "pre_ptr + row // 2 * NUM_STREAMS"),
             "another eps": ("row, D, eps, BETWEEN", "row, D, 0.01, BETWEEN"),
         },
@@ -31,7 +34,10 @@ FAULTS = [
         kernel._mhc_rmsnorm_quantise_kernel,
         LOOPS,
         {
-            "every turn of the loop takes the first row's pre": ("wide * NUM_STREAMS", "tl.program_id(0) * NUM_STREAMS"),
+            "every turn of the loop takes the first row's pre": (
+                "wide * NUM_STREAMS",
+                "tl.program_id(0) * NUM_STREAMS",
+            ),
             "the last row left out": ("num_rows, tl.num_programs(0)", "num_rows - 1, tl.num_programs(0)"),
         },
     ),
@@ -39,7 +45,10 @@ FAULTS = [
         kernel._weighted_sum,
         BITS,
         {
-            "a stream left out": ("total = tl.fma(widened(x2, GROUPS), tl.load(pre_ptr + 2), total)", "total = total"),
+            "a stream left out": (
+                "total = tl.fma(widened(x2, GROUPS), tl.load(pre_ptr + 2), total)",
+                "total = total",
+            ),
             "a stream twice": ("raw_row(at + 3 * stream_stride", "raw_row(at + 2 * stream_stride"),
             "two streams' weights swapped": (
                 "tl.load(pre_ptr + 1), total)\n    total = tl.fma(widened(x2, GROUPS), tl.load(pre_ptr + 2)",

@@ -16,14 +16,20 @@ FAULTS = [
         {
             "a gsa of the first rows for all": ("row * x_stride", "(row // 2) * x_stride"),
             "gsa of the row's sum": ("row_top(amax)", "tl.sum(amax, 0)"),
-            "gsa of the last group": ("row_top(amax)", "tl.sum(tl.where(tl.arange(0, GROUPS) == 2, amax, 0.0), 0)"),
+            "gsa of the last group": (
+                "row_top(amax)",
+                "tl.sum(tl.where(tl.arange(0, GROUPS) == 2, amax, 0.0), 0)",
+            ),
         },
     ),
     Faults(
         kernel._nvfp4_quantise_long_kernel,
         LONG,
         {
-            "gsa of the last part": ("max_nan(top, row_top(group_max(x, GROUPS)))", "row_top(group_max(x, GROUPS))"),
+            "gsa of the last part": (
+                "max_nan(top, row_top(group_max(x, GROUPS)))",
+                "row_top(group_max(x, GROUPS))",
+            ),
             "a NaN of one part is lost": ("top = max_nan(top,", "top = tl.maximum(top,"),
             "each part in the first one's place": ("FIRST=part * GROUPS", "FIRST=0"),
             "each part under its own largest": (
@@ -36,10 +42,16 @@ FAULTS = [
         kernel.store_nvfp4,
         ROWS,
         {
-            "the words of a group the other way round": ("+ tl.arange(0, 2)[None", "+ (1 - tl.arange(0, 2))[None"),
+            "the words of a group the other way round": (
+                "+ tl.arange(0, 2)[None",
+                "+ (1 - tl.arange(0, 2))[None",
+            ),
             "the last scale not stored": ("scale, group < D // 16)", "scale, group < D // 16 - 1)"),
             "the last word not stored": ("at < D // 8)", "at < D // 8 - 1)"),
-            "the group's largest for the row's": ("nvfp4_row(y, amax, top, GROUPS)", "nvfp4_row(y, top + 0 * amax, top, GROUPS)"),
+            "the group's largest for the row's": (
+                "nvfp4_row(y, amax, top, GROUPS)",
+                "nvfp4_row(y, top + 0 * amax, top, GROUPS)",
+            ),
         },
     ),
     Faults(
@@ -73,7 +85,12 @@ FAULTS = [
     Faults(
         row_kernel.row_top,
         SPECIAL,
-        {"a NaN is passed over": ("tl.max(amax.to(tl.int32, bitcast=True), 0).to(tl.float32, bitcast=True)", "tl.max(amax, 0)")},
+        {
+            "a NaN is passed over": (
+                "tl.max(amax.to(tl.int32, bitcast=True), 0).to(tl.float32, bitcast=True)",
+                "tl.max(amax, 0)",
+            )
+        },
     ),
 ]
 test_faults_in_the_source_are_seen = planted(FAULTS)

@@ -14,7 +14,10 @@ FAULTS = [
         kernel._row_slots_kernel,
         ROWS,
         {
-            "every row is of the first sequence": ("tl.load(sequence_ptr + at, at < T, other=0)", "tl.load(sequence_ptr + at * 0, at < T, other=0)"),
+            "every row is of the first sequence": (
+                "tl.load(sequence_ptr + at, at < T, other=0)",
+                "tl.load(sequence_ptr + at * 0, at < T, other=0)",
+            ),
             "the last row not stored": ("PAGE), at < T)", "PAGE), at < T - 1)"),
         },
     ),
@@ -32,9 +35,15 @@ FAULTS = [
         kernel._key_slots_kernel,
         WINDOW,
         {
-            "a window one short": ("column < window, position - window + 1 + column", "column < window - 1, position - window + 1 + column"),
+            "a window one short": (
+                "column < window, position - window + 1 + column",
+                "column < window - 1, position - window + 1 + column",
+            ),
             "a window one late": ("position - window + 1 + column", "position - window + column"),
-            "every token at the first one's position": ("tl.load(position_ptr + token)", "tl.load(position_ptr)"),
+            "every token at the first one's position": (
+                "tl.load(position_ptr + token)",
+                "tl.load(position_ptr)",
+            ),
             "another sequence's pages": ("tl.load(sequence_ptr + token)", "tl.load(sequence_ptr)"),
         },
     ),
@@ -43,18 +52,31 @@ FAULTS = [
         CSA,
         {
             "another token's choice": ("chosen_ptr + token * chosen_stride", "chosen_ptr + token * 0"),
-            "absolute instead of chosen entries": ("entry = tl.load(chosen_ptr", "seen = seen & (entry > 99)\n            entry = tl.load(chosen_ptr"),
-            "entries in the window's pages": ("paged_slot(entry_ptr + sequence * entry_stride, entry", "paged_slot(window_ptr + sequence * window_stride, entry % 8"),
+            "absolute instead of chosen entries": (
+                "entry = tl.load(chosen_ptr",
+                "seen = seen & (entry > 99)\n            entry = tl.load(chosen_ptr",
+            ),
+            "entries in the window's pages": (
+                "paged_slot(entry_ptr + sequence * entry_stride, entry",
+                "paged_slot(window_ptr + sequence * window_stride, entry % 8",
+            ),
         },
     ),
     Faults(
         kernel._key_slots_kernel,
         HCA,
         {
-            "an entry of an open window": ("entry < (position + 1) // ratio", "entry <= (position + 1) // ratio"),
+            "an entry of an open window": (
+                "entry < (position + 1) // ratio",
+                "entry <= (position + 1) // ratio",
+            ),
             "an entry one token late": ("(position + 1) // ratio", "position // ratio"),
         },
     ),
-    Faults(kernel._key_slots_kernel, WIDE, {"the second program's columns": ("tl.program_id(1) * BLOCK", "tl.program_id(1) * (BLOCK - 1)")}),
+    Faults(
+        kernel._key_slots_kernel,
+        WIDE,
+        {"a column between programs": ("tl.program_id(1) * BLOCK", "tl.program_id(1) * (BLOCK + 1)")},
+    ),
 ]
 test_faults_in_the_source_are_seen = planted(FAULTS)

@@ -24,9 +24,15 @@ FAULTS = [
         {
             "another token's turn": ("sin_ptr, token, held, 32", "sin_ptr, row * 0, held, 32"),
             "turned back": ("32, False)", "32, True)"),
-            "the norm of nope alone": ("inverse_rms(q, NOPE + 64,", "inverse_rms(tl.where(col < NOPE, q, 0.0), NOPE,"),
+            "the norm of nope alone": (
+                "inverse_rms(q, NOPE + 64,",
+                "inverse_rms(tl.where(col < NOPE, q, 0.0), NOPE,",
+            ),
             "rope not normalised": ("rotated(rope * inverse,", "rotated(rope,"),
-            "rope turned before its norm, and stored": ("rotated(rope * inverse,", "rotated(stored(rope * inverse, tl.bfloat16),"),
+            "rope turned before its norm, and stored": (
+                "rotated(rope * inverse,",
+                "rotated(stored(rope * inverse, tl.bfloat16),",
+            ),
             "every head is the first": ("(row % heads)", "(row % 1)"),
         },
     ),
@@ -35,10 +41,12 @@ FAULTS = [
         ONE,
         {
             "a scale twice as large": ("fmt.AMAX_FLOOR), 448.0)", "fmt.AMAX_FLOOR), 448.0) * 2.0"),
-            "the largest of nope and rope": ("fmt.abs_max(nope, 1)", "tl.maximum(fmt.abs_max(nope, 1), fmt.abs_max(rope, 1))"),
             "rope unscaled": ("bf16_bits(rope * inverse)", "bf16_bits(rope)"),
             "multiplied by the scale": ("scaled = nope * inverse", "scaled = nope * scale[:, None]"),
-            "one head's scale for two": ("tl.store(scale_ptr + row, scale, held)", "tl.store(scale_ptr + row // 2 * 2, scale, held)"),
+            "one head's scale for two": (
+                "tl.store(scale_ptr + row, scale, held)",
+                "tl.store(scale_ptr + row // 2 * 2, scale, held)",
+            ),
             "codes two columns late": ("tl.store(at + col, byte, own)", "tl.store(at + 2 + col, byte, own)"),
         },
     ),
@@ -46,15 +54,30 @@ FAULTS = [
         kernel._norm_rope_quantise_kernel,
         TWO,
         {
-            "the second term is the first": ("fmt.e4m3(scaled - fmt.e4m3_value(byte.to(tl.int32)))", "fmt.e4m3(scaled)"),
-            "the second term's sign": ("scaled - fmt.e4m3_value(byte.to(tl.int32))", "fmt.e4m3_value(byte.to(tl.int32)) - scaled"),
-            "the second term of another head": ("row.to(tl.int64)[:, None] * NOPE + col, rest", "(row.to(tl.int64) // 2)[:, None] * NOPE + col, rest"),
+            "the second term is the first": (
+                "fmt.e4m3(scaled - fmt.e4m3_value(byte.to(tl.int32)))",
+                "fmt.e4m3(scaled)",
+            ),
+            "the second term's sign": (
+                "scaled - fmt.e4m3_value(byte.to(tl.int32))",
+                "fmt.e4m3_value(byte.to(tl.int32)) - scaled",
+            ),
+            "the second term of another head": (
+                "row.to(tl.int64)[:, None] * NOPE + col, rest",
+                "(row.to(tl.int64) // 2)[:, None] * NOPE + col, rest",
+            ),
         },
     ),
     Faults(
         kernel._norm_rope_quantise_kernel,
         SPECIAL,
-        {"no floor": ("fmt.floored(fmt.abs_max(nope, 1), fmt.AMAX_FLOOR)", "fmt.abs_max(nope, 1)")},
+        {
+            "no floor": ("fmt.floored(fmt.abs_max(nope, 1), fmt.AMAX_FLOOR)", "fmt.abs_max(nope, 1)"),
+            "the largest of nope and rope": (
+                "fmt.abs_max(nope, 1)",
+                "tl.maximum(fmt.abs_max(nope, 1), fmt.abs_max(rope, 1))",
+            ),
+        },
     ),
 ]
 test_faults_in_the_source_are_seen = planted(FAULTS)

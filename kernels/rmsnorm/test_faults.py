@@ -1,4 +1,4 @@
-"""Faults planted in the source of RMSNorm's kernel and of what it shares with the fused ones: the op's tests see each."""
+"""Faults planted in the source of RMSNorm's kernel and of what fused kernels take from it: the op's tests see each."""
 
 from kernels._mutate import Faults, Seen, planted
 from kernels.rmsnorm import kernel, row_kernel

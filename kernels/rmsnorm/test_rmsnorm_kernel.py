@@ -122,7 +122,10 @@ def test_the_sum_is_chains_of_eight_in_pairs_then_halves_onto_halves(accelerator
     assert_bitwise(norm(row), by_hand(row, total))
     assert_differs(norm(row), by_hand(row, 2.0**24))
     chain = np.zeros((1, 64), np.float32)
-    chain[0, 0], chain[0, 1:8] = 2.0**12, np.sqrt(np.float32(3))  # of a square just under 3, which rounds to 3
+    chain[0, 0], chain[0, 1:8] = (
+        2.0**12,
+        np.sqrt(np.float32(3)),
+    )  # of a square just under 3, which rounds to 3
     assert chains(chain[0])[0] == 2.0**24 + 14
     assert_bitwise(norm(chain), by_hand(chain, 2.0**24 + 14))
     assert_differs(norm(chain), by_hand(chain, 2.0**24 + 28))  # products rounded, then added

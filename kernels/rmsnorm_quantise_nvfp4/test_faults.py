@@ -17,7 +17,10 @@ FAULTS = [
         {
             "another row": ("x_ptr + row * x_stride", "x_ptr + (row // 2) * x_stride"),
             "eps left out": ("D, eps, BETWEEN", "D, 0.1, BETWEEN"),
-            "the weight of its neighbours": ("(weight_ptr, D, GROUPS, WEIGHTED)", "(weight_ptr, D - 2, GROUPS, WEIGHTED)"),
+            "the weight of its neighbours": (
+                "(weight_ptr, D, GROUPS, WEIGHTED)",
+                "(weight_ptr, D - 2, GROUPS, WEIGHTED)",
+            ),
         },
     ),
     Faults(
@@ -34,10 +37,16 @@ FAULTS = [
         BITS,
         {
             "gsa before the norm": ("_stored(top * inverse, BETWEEN)", "_stored(top, BETWEEN)"),
-            "the groups' largest before the norm": ("_stored(amax * inverse, BETWEEN)", "_stored(amax, BETWEEN)"),
+            "the groups' largest before the norm": (
+                "_stored(amax * inverse, BETWEEN)",
+                "_stored(amax, BETWEEN)",
+            ),
             "the largest of x, not of x and weight": ("group_max(x_weight, GROUPS)", "group_max(x, GROUPS)"),
             "the squares of x and weight": ("squares(x, GROUPS, 2)", "squares(x_weight, GROUPS, 2)"),
-            "the mean over a power of two": ("inverse_root(total, D, eps)", "inverse_root(total, GROUPS * 16, eps)"),
+            "the mean over a power of two": (
+                "inverse_root(total, D, eps)",
+                "inverse_root(total, GROUPS * 16, eps)",
+            ),
         },
     ),
     Faults(
@@ -64,13 +73,21 @@ FAULTS = [
     Faults(
         row_kernel._halved,
         ORDER,
-        {"neighbours instead of halves": ("(tl.reshape(total, (2, SIZE // 2)), tl.reshape(top, (2, SIZE // 2))), 0,", "(tl.reshape(total, (SIZE // 2, 2)), tl.reshape(top, (SIZE // 2, 2))), 1,")},
+        {
+            "neighbours instead of halves": (
+                "(tl.reshape(total, (2, SIZE // 2)), tl.reshape(top, (2, SIZE // 2))), 0,",
+                "(tl.reshape(total, (SIZE // 2, 2)), tl.reshape(top, (SIZE // 2, 2))), 1,",
+            )
+        },
     ),
     Faults(
         row_kernel._over_warps,
         WARPS,
         {
-            "neighbours instead of halves": ("(32, 2, WARPS // 2, 2)), (0, 2, 3, 1)", "(32, WARPS // 2, 2, 2)), (0, 1, 3, 2)"),
+            "neighbours instead of halves": (
+                "(32, 2, WARPS // 2, 2)), (0, 2, 3, 1)",
+                "(32, WARPS // 2, 2, 2)), (0, 1, 3, 2)",
+            ),
         },
     ),
     Faults(

@@ -20,7 +20,10 @@ FAULTS = [
         kernel.rotated,
         ROWS,
         {
-            "turns back": ("even * cos - odd * sin, odd * cos + even", "even * cos + odd * sin, odd * cos - even"),
+            "turns back": (
+                "even * cos - odd * sin, odd * cos + even",
+                "even * cos + odd * sin, odd * cos - even",
+            ),
             "halves instead of neighbours": (
                 "tl.reshape(x, (ROWS, PAIRS, 2))",
                 "tl.permute(tl.reshape(x, (ROWS, 2, PAIRS)), (0, 2, 1))",

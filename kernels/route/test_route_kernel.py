@@ -39,6 +39,15 @@ def test_choice_is_the_refs_with_ties_to_the_smaller_index(accelerator, T, E, k)
         assert (later != want).any()  # and so do ties
 
 
+def test_sums_below_zero_rank_in_order(accelerator):
+    """A bias may be strongly negative: FP32 of negative sign order backwards as integers."""
+    scores, bias = scores_of(3, 13), (draw(13, seed=2) * 2).round() / 4 - 10
+    ids, weights = route(scores.to(accelerator), bias.to(accelerator), 4, scaling=1.5)
+    want = ref.choose_experts(scores, bias, 4)
+    assert_bitwise(ids.cpu().long(), want)
+    weights_hold(weights, scores, want, 1.5)
+
+
 def test_nan_signed_zeros_and_infinities_rank_as_in_a_sort(accelerator):
     scores = torch.tensor(
         [[0.0, -0.0, 0.0, -0.0, 1.0], [math.nan, 1, math.nan, 5, math.nan], [math.inf, 2, 3, 4, 1]]

@@ -10,10 +10,12 @@ from kernels.sparse_attn.combine_kernel import num_splits
 from kernels.sparse_attn.kernel import path_of, sparse_attn_fp8, sparse_attn_widened
 from kernels.sparse_attn.test_bound import (
     PAGES,
+    ROWS,
     Inputs,
     assert_close,
     assert_faults_leave_the_bound,
     case,
+    close,
     hidden_first,
     q_record,
     run,
@@ -33,6 +35,7 @@ PATHS = ("b0", "b1a", "b1", "b1_q2", "b1_aligned", "b1_aligned_q2", "b1_rope_fp8
         pytest.param(3, 3, 70, 192, 1, True, id="page-table"),
         pytest.param(1, 40, 129, 192, 3, False, id="heads40-splits3"),
         pytest.param(1, 8, 127, 448, 2, True, id="head_dim512-splits2"),
+        pytest.param(2, 70, 20, 192, 1, False, id="heads70-two-tiles"),
     ],
 )
 def test_within_the_bound_of_its_roundings(path, T, H, S, nope, splits, table, accelerator):
@@ -49,6 +52,35 @@ def test_tiles_without_a_key_before_those_with_some(path, splits, accelerator):
     assert_close(got, want(path, inputs, q, pool))
 
 
+@pytest.mark.parametrize("path", ["b0", "b1"])
+def test_tiles_without_a_key_after_those_with_some(path, accelerator):
+    inputs = case(2, 3, 200)
+    inputs.idx[:, 20:] = -1
+    got, q, pool = run(path, inputs, accelerator)
+    assert_close(got, want(path, inputs, q, pool))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_scores_that_rise_from_tile_to_tile(path, accelerator):
+    """What was summed under a smaller maximum is rescaled: drawn keys hardly raise it after their first tile."""
+    inputs = case(1, 3, 130)
+    inputs.x[:, ROWS // 2 :] *= 4
+    inputs = replace(inputs, idx=inputs.idx.sort(-1).values)
+    got, q, pool = run(path, inputs, accelerator)
+    assert_close(got, want(path, inputs, q, pool))
+
+
+def test_many_small_probabilities_are_kept(accelerator):
+    """One key has most of the weight, and 199 have e^-7 of its: together 0.15, of which E4M3 of p itself keeps none."""
+    inputs = case(1, 3, 200)
+    x, idx = torch.ones_like(inputs.x), torch.arange(200).int()[None] % (ROWS - 1)
+    x[:, :-1, ::2] = -1  # but for the last row, orthogonal to q
+    idx[:, 0] = ROWS - 1
+    inputs = replace(inputs, q=torch.full_like(inputs.q, 7 / 16), x=x, idx=idx)
+    got, q, pool = run("b1_pv_fp8", inputs, accelerator)
+    assert_close(got, want("b1_pv_fp8", inputs, q, pool))
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_planted_faults_leave_the_bound(path, accelerator):
     inputs = case(3, 3, 70)
@@ -58,6 +90,18 @@ def test_planted_faults_leave_the_bound(path, accelerator):
     got, q, pool = run(path, inputs, accelerator)
     assert_close(got, want(path, inputs, q, pool))
     assert_faults_leave_the_bound(got, inputs, q, pool, path)
+
+
+@pytest.mark.parametrize("path", ["b0", "b1"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_the_sink_joins_once_however_keys_are_split(path, splits, accelerator):
+    inputs = case(1, 3, 70)
+    inputs = replace(inputs, sinks=inputs.sinks + 6)  # of the LSE's size
+    got, q, pool = run(path, inputs, accelerator, splits=splits)
+    assert_close(got, want(path, inputs, q, pool))
+    for count in (0, 2):
+        other = replace(inputs, sinks=inputs.sinks + torch.tensor(count).log().clamp_min(-1e4))
+        assert not close(got, want(path, other, q, pool)), f"{count} sinks are within the bound"
 
 
 def test_b1a_is_b0_up_to_the_order_of_sums(accelerator):

@@ -16,7 +16,10 @@ FAULTS = [
             "up before gate": ("swiglu_of(gate, up, limit)", "swiglu_of(up, gate, limit)"),
             "up one column early": ("x_stride + F + col", "x_stride + F - 1 + col"),
             "the last column not stored": ("y.to(y_ptr.dtype.element_ty), col < F)", "y, col < F - 1)"),
-            "another row's gate": ("gate = tl.load(x_ptr + row * x_stride", "gate = tl.load(x_ptr + 0 * x_stride"),
+            "another row's gate": (
+                "gate = tl.load(x_ptr + row * x_stride",
+                "gate = tl.load(x_ptr + 0 * x_stride",
+            ),
         },
     ),
     Faults(
@@ -49,7 +52,10 @@ FAULTS = [
         GATES,
         {
             "log2(e) in one term": ("-product) + x * 1.925963033500011e-08", "-product)"),
-            "the product's rounding not made good": ("tl.fma(power, rest * 0.6931471824645996, power)", "power"),
+            "the product's rounding not made good": (
+                "tl.fma(power, rest * 0.6931471824645996, power)",
+                "power",
+            ),
         },
     ),
 ]
