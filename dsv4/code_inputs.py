@@ -18,13 +18,16 @@ PACKAGES = ("dsv4", "kernels")
 ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
     "kernels/formats/aligned_record.py": {"kv_record": ("aligned",)},
     "kernels/formats/fp8_scaled.py": {"index_score": ("einsum_fp32", "fp8")},
+    "kernels/formats/nvfp4_record.py": {"kv_format": ("nvfp4",)},
 }
 
 
 # The same for kernels, where variants run on them; only what no other kernel takes a function or constant from.
 KERNEL_ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
     "kernels/gather_dequantise/kernel.py": {"kv_read": ("gather_bf16",)},
+    "kernels/gather_dequantise/nvfp4_kernel.py": {"kv_format": ("nvfp4",)},
     "kernels/kv_norm_rope_store/kernel.py": {"kv_norm": ("fused",)},
+    "kernels/kv_store/nvfp4_kernel.py": {"kv_format": ("nvfp4",)},
     "kernels/mhc_rmsnorm_quantise_nvfp4/kernel.py": {"mhc_quant": ("fused",)},
     "kernels/sparse_attn/bf16_kernel.py": {"q_format": ("bf16",)},
     "kernels/sparse_attn/fp8_kernel.py": {"q_format": ("fp8", "fp8x2")},

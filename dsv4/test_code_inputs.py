@@ -93,9 +93,11 @@ def poison(monkeypatch, file):
     def fail(*_args, **_kwargs):
         raise RuntimeError(f"{file} was run")
 
-    for name, value in list(vars(module).items()):
-        if inspect.isfunction(value) and value.__module__ == module.__name__:
-            monkeypatch.setattr(module, name, fail)
+    own = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
+    for holder in (module, *own):
+        for name, value in list(vars(holder).items()):
+            if inspect.isfunction(value) and value.__module__ == module.__name__:
+                monkeypatch.setattr(holder, name, fail)
 
 
 @pytest.mark.parametrize("file", ONLY_WHERE)

@@ -8,7 +8,8 @@ from torch import Tensor
 from kernels.compress.kernel import compress
 from kernels.compress.step_kernel import compress_step
 from kernels.formats.kv_record import RecordLayout
-from kernels.gather_dequantise.kernel import gather_dequantise
+from kernels.formats.nvfp4_record import Nvfp4Layout
+from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
 from kernels.grouped_ffn.kernel import dense_ffn, grouped_ffn
 from kernels.hc import kernel as hc
 from kernels.hc.ref import Mix
@@ -17,7 +18,7 @@ from kernels.index_logits.kernel import index_logits, paged_index_logits, paged_
 from kernels.index_query.kernel import index_query
 from kernels.index_topk.kernel import index_topk
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
-from kernels.kv_store.kernel import store, store_aligned
+from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
 from kernels.linear import wide_kernel as wide
 from kernels.linear.kernel import Nvfp4Weight, grouped_linear, nvfp4_linear, stacked_linear
 from kernels.mhc_rmsnorm_quantise_nvfp4.kernel import mhc_rmsnorm_quantise
@@ -75,6 +76,7 @@ def scored(form: str) -> dict[str, Any]:
 TABLE = {"page_table": of(I32, 2, 3), "sequence": of(I32, T)}
 PAGES = of(U8, 4, RecordLayout(192).page_bytes(64))
 TURN = {"cos": of(F32, T, 32), "sin": of(F32, T, 32)}
+PAGES_NVFP4 = of(U8, 4, Nvfp4Layout(192).page_bytes(64))
 KV = {"kv": of(BF16, T, 256), "slots": of(I64, T)}
 NORM = {"weight": of(BF16, 256), "eps": 1e-6, **TURN}
 DATA = {"data": of(U8, 4, 64, 320), "token_scale": of(F32, 4, 64)}
@@ -103,6 +105,10 @@ CALLS = {
     "gather_dequantise": (
         gather_dequantise,
         {"pages": PAGES, "idx": of(I32, T, 9), "nope": 192, "out": of(BF16, T, 9, 256), **TABLE},
+    ),
+    "gather_dequantise_nvfp4": (
+        gather_dequantise_nvfp4,
+        {"pages": PAGES_NVFP4, "idx": of(I32, T, 9), "nope": 192, "out": of(BF16, T, 9, 256), **TABLE},
     ),
     "grouped_ffn": (grouped_ffn, {**FFN, **CHOSEN, "limit": 7.0, "out": of(BF16, T, D)}),
     "dense_ffn": (dense_ffn, {"x": rows(T, D), **SHARED, "limit": 7.0, "out": of(BF16, T, D)}),
@@ -147,6 +153,7 @@ CALLS = {
     "kv_norm_rope_store_aligned": (kv_norm_rope_store_aligned, {**KV, **NORM, **DATA}),
     "store": (store, {**KV, "pages": PAGES}),
     "store_aligned": (store_aligned, {**KV, **DATA}),
+    "store_nvfp4": (store_nvfp4, {**KV, "pages": PAGES_NVFP4}),
     "nvfp4_linear": (nvfp4_linear, {"x": rows(T, D), "weight": weight(64, D), "out": of(BF16, T, 64)}),
     "grouped_linear": (
         grouped_linear,

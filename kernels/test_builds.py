@@ -15,9 +15,11 @@ from kernels.build import collect
 from kernels.build.architecture import ARCHITECTURES
 from kernels.build_spec import FLASH, PRO, Build
 from kernels.formats.kv_record import RecordLayout
+from kernels.formats.nvfp4_record import Nvfp4Layout
 from kernels.gather_dequantise import kernel as gather
 from kernels.index_logits import hopper_kernel as hopper_logits
 from kernels.index_logits import kernel as index_logits
+from kernels.kv_store import kernel as kv_store
 from kernels.sparse_attn import combine_kernel, gathered_hopper_kernel, hopper_kernel, tiles
 from kernels.sparse_attn import kernel as sparse_attn
 from kernels.sparse_attn.builds import ARCHES
@@ -178,12 +180,24 @@ def test_scores_are_built_with_hidden_entries_filled_and_left(sizes, arch, fill,
 
 
 @pytest.mark.parametrize("sizes", [FLASH, PRO], ids=lambda sizes: sizes.name)
-def test_the_gather_is_built(sizes):
-    pages, idx = of(9, RecordLayout(sizes.head_dim - 64).page_bytes(PAGE), dtype=U8), of(4, 640, dtype=I32)
+@pytest.mark.parametrize("nvfp4", [False, True], ids=["584", "nvfp4"])
+def test_the_gather_is_built(sizes, nvfp4):
+    nope, layout = sizes.head_dim - 64, Nvfp4Layout if nvfp4 else RecordLayout
+    op = gather.gather_dequantise_nvfp4 if nvfp4 else gather.gather_dequantise
     with not_launched() as launched:
-        gather.gather_dequantise(pages, idx, nope=sizes.head_dim - 64)
+        op(of(9, layout(nope).page_bytes(PAGE), dtype=U8), of(4, 640, dtype=I32), nope=nope)
     for arch in ARCHITECTURES:
         assert_built(launched, gather.builds(sizes), arch)
+
+
+@pytest.mark.parametrize("sizes", [FLASH, PRO], ids=lambda sizes: sizes.name)
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["window", "entries"])
+def test_the_write_of_nvfp4_records_is_built(sizes, dtype):
+    pages = of(9, Nvfp4Layout(sizes.head_dim - 64).page_bytes(PAGE), dtype=U8)
+    with not_launched() as launched:
+        kv_store.store_nvfp4(of(4, sizes.head_dim, dtype=dtype), pages, of(4, dtype=torch.int64))
+    for arch in ARCHITECTURES:
+        assert_built(launched, kv_store.builds(sizes), arch)
 
 
 def test_a_launch_that_no_build_covers_is_seen():

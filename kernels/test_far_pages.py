@@ -10,11 +10,12 @@ import torch
 from kernels._check import assert_bitwise, assert_differs
 from kernels.formats import aligned_record
 from kernels.formats.kv_record import RecordLayout
-from kernels.gather_dequantise.kernel import gather_dequantise
+from kernels.formats.nvfp4_record import Nvfp4Layout
+from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
 from kernels.index_key.kernel import ENTRY_BYTES, store_index_keys
 from kernels.index_logits.kernel import paged_index_logits, paged_index_logits_fp4
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
-from kernels.kv_store.kernel import store, store_aligned
+from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
 from kernels.sparse_attn.kernel import room, sparse_attn_fp8, sparse_attn_gathered, sparse_attn_widened
 
 LIMIT, FREE = 2**31, 5 * 10**9
@@ -25,7 +26,7 @@ pytestmark = [
 ]
 PAGE, T, S, H, WIDTH = 64, 3, 130, 64, 512
 BF16, F32, I32, U8 = torch.bfloat16, torch.float32, torch.int32, torch.uint8
-LAYOUT = RecordLayout(WIDTH - 64)
+LAYOUT, NVFP4 = RecordLayout(WIDTH - 64), Nvfp4Layout(WIDTH - 64)
 RECORDS, ALIGNED = LAYOUT.page_bytes(PAGE), PAGE * (WIDTH + 64)
 
 
@@ -51,10 +52,10 @@ def pool(request):
     return make
 
 
-def records() -> torch.Tensor:
-    """Three pages of records, (3, RECORDS)."""
-    pages = torch.zeros(3, RECORDS, dtype=U8)
-    LAYOUT.write(pages, torch.arange(3 * PAGE), *LAYOUT.encode(torch.randn(3 * PAGE, WIDTH)))
+def records(layout: RecordLayout = LAYOUT) -> torch.Tensor:
+    """Three pages of records, (3, page_bytes)."""
+    pages = torch.zeros(3, layout.page_bytes(PAGE), dtype=U8)
+    layout.write(pages, torch.arange(3 * PAGE), *layout.encode(torch.randn(3 * PAGE, WIDTH)))
     return pages
 
 
@@ -106,12 +107,15 @@ def lists(far: int, table: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
 @pytest.mark.parametrize("table", [False, True], ids=["slots", "table"])
-def test_the_gather(pool, table):
+@pytest.mark.parametrize("layout", [LAYOUT, NVFP4], ids=["584", "nvfp4"])
+def test_the_gather(pool, table, layout):
+    gather = gather_dequantise_nvfp4 if layout is NVFP4 else gather_dequantise
+
     def op(pages, far):
         idx, paged = lists(far, table)
-        return gather_dequantise(pages, idx, nope=WIDTH - 64, **paged)
+        return gather(pages, idx, nope=WIDTH - 64, **paged)
 
-    assert_read(op, pool, records())
+    assert_read(op, pool, records(layout))
 
 
 @pytest.mark.parametrize("table", [False, True], ids=["slots", "table"])
@@ -186,6 +190,15 @@ def test_keys_and_values(pool, form, fused):
         (turned if fused else plain)(kv, *norm, *place, at, **options)
 
     assert_written(op, pool, RECORDS if form == "584" else ALIGNED)
+
+
+def test_keys_and_values_in_nvfp4(pool):
+    kv = torch.randn(T, WIDTH).to(BF16)
+
+    def op(pages, far):
+        store_nvfp4(kv, pages, torch.tensor([3, far * PAGE, far * PAGE + PAGE - 1]))
+
+    assert_written(op, pool, NVFP4.page_bytes(PAGE))
 
 
 @pytest.mark.parametrize("path", [None, "portable"])

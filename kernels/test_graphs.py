@@ -3,6 +3,8 @@
 A whole decode step is in dsv4/backend/test_step.py, the Hopper attention kernels in sparse_attn/test_hopper_kernel.py.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,12 +12,13 @@ from kernels._check import assert_replay_equals_eager
 from kernels.compress.kernel import compress
 from kernels.formats import aligned_record
 from kernels.formats.kv_record import RecordLayout
-from kernels.gather_dequantise.kernel import gather_dequantise
+from kernels.formats.nvfp4_record import Nvfp4Layout
+from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
 from kernels.index_key.kernel import ENTRY_BYTES, store_index_keys
 from kernels.index_logits.kernel import paged_index_logits, paged_index_logits_fp4
 from kernels.index_topk.kernel import index_topk
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
-from kernels.kv_store.kernel import store, store_aligned
+from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
 from kernels.sparse_attn.kernel import room, sparse_attn_fp8, sparse_attn_gathered, sparse_attn_widened
 
 GPU = torch.cuda.is_available()
@@ -98,6 +101,23 @@ def test_kv_rows_at_changing_slots(fused, aligned):
     assert_replay_equals_eager(
         lambda: op(kv, *args, *place, at, **options), place, lambda: at.copy_(slots(B + 1)[1:])
     )
+
+
+def test_nvfp4_rows_at_changing_slots_and_lists():
+    kv, at, idx = torch.randn(B, 512).bfloat16(), slots(B), lists(200)
+    pages = torch.zeros(PAGES, Nvfp4Layout(448).page_bytes(PAGE), dtype=U8)
+    keys = torch.empty(B, 200, 512, dtype=torch.bfloat16)
+
+    def change():
+        at.copy_(slots(B + 1)[1:])
+        idx.copy_(lists(200))
+
+    assert_replay_equals_eager(lambda: store_nvfp4(kv, pages, at), [pages], change)
+    Nvfp4Layout(448).write(
+        pages, torch.arange(PAGES * PAGE), *Nvfp4Layout(448).encode(torch.randn(PAGES * PAGE, 512))
+    )
+    gather = partial(gather_dequantise_nvfp4, pages, idx, nope=448, out=keys)
+    assert_replay_equals_eager(gather, [keys], change)
 
 
 @pytest.mark.parametrize("form", ["fp8", "fp4"])

@@ -10,9 +10,10 @@ from dsv4.backend.layer import Env, KernelLayer, Written
 from dsv4.backend.pool import PagePool, stored_bytes
 from dsv4.backend.values import Pending
 from dsv4.model.cache import Batch, Segment
-from kernels.gather_dequantise.kernel import gather_dequantise
+from dsv4.model.records import Nvfp4Record
+from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
-from kernels.kv_store.kernel import store, store_aligned
+from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
 from kernels.page_slots.kernel import key_slots, row_slots
 from kernels.q_norm_rope_quantise.kernel import norm_rope, norm_rope_quantise
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
@@ -90,10 +91,12 @@ def _pool(segment: Segment, layer: int) -> PagePool:
 
 def write_rows(pool: PagePool, rows: Tensor, slots: Tensor) -> None:
     """Encode rows (T, K) BF16 or FP32 as the pool's record and write them at ``slots`` (T,) int64."""
-    if pool.token_scale is None:
-        store(rows, pool.pages, slots)
-    else:
+    if pool.token_scale is not None:
         store_aligned(rows, pool.data, pool.token_scale, slots)
+    elif isinstance(pool.record, Nvfp4Record):
+        store_nvfp4(rows, pool.pages, slots)
+    else:
+        store(rows, pool.pages, slots)
 
 
 def record_taps(pool: PagePool, slots: Tensor) -> tuple[Pending, Pending]:
@@ -166,7 +169,8 @@ def _attend(at: KernelLayer, pool: PagePool, q: Any, slots: Tensor, rows: slice)
         )
     if plan.kv_read == "in_place":
         return sparse_attn_widened(q[rows], pool.pages, slots, sinks, scale=scale, into=into)
-    keys = gather_dequantise(pool.pages, slots, nope=config.nope_head_dim)
+    gather = gather_dequantise_nvfp4 if plan.kv_format == "nvfp4" else gather_dequantise
+    keys = gather(pool.pages, slots, nope=config.nope_head_dim)
     return sparse_attn_gathered(q[rows], keys, slots, sinks, scale=scale, into=into)
 
 

@@ -71,5 +71,4 @@ class PooledCache(SequenceCache):
         """Count ``rows`` more tokens; let go of window pages that no later token sees."""
         self.length += rows
         for layer in self.layers:
-            if isinstance(layer.window, PooledStore):
-                layer.window.release(self.length - self.window_rows + 1)
+            layer.window.release(self.length - self.window_rows + 1)

@@ -65,7 +65,7 @@ class KernelLayer(LayerBase):
         self._made: list[tuple[str, int, Tensor, Any]] = []
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotation of rows at ``positions``, where these are: a kernel's on the device, an emulated stage's on the CPU.
+        """Rotation of rows at ``positions``, on the device.
 
         Made on the CPU: FP64 cosines of a GPU may differ in the last bit. Or, where positions must not leave the
         device, read from :attr:`angles`, which were made so.

@@ -9,13 +9,12 @@ from torch import Tensor
 from dsv4.backend.cache import PooledCache, layer_pools
 from dsv4.backend.launches import counted
 from dsv4.backend.layer import Seen
-from dsv4.backend.paths import check_plan, check_sizes, emulated
+from dsv4.backend.paths import check_plan, check_sizes
 from dsv4.backend.stages import KernelLayerStages, residual_dtype
 from dsv4.model.cache import Batch, SequenceCache, next_batch
 from dsv4.model.config import ModelConfig
 from dsv4.model.numerics import of_plan
 from dsv4.model.ops import REFS
-from dsv4.model.paged import PagedStore
 from dsv4.model.stages import MODEL_STAGES
 from dsv4.model.transformer import Probe, Transformer, run_stages, unchanged
 from dsv4.model.weights import ModelWeights, on_device
@@ -106,15 +105,8 @@ class KernelTransformer(Transformer):
         return self._device
 
     def new_cache(self, window_capacity: int | None = None) -> SequenceCache:
-        """Empty cache of one sequence; ``window_capacity`` matters to a ring alone, as emulated stages keep it."""
-        cache = PooledCache(self.config, self.pools, self._device)
-        if any("kv_store" in stages for stages in emulated(self.plan).values()):
-            capacity = window_capacity or self.config.sliding_window
-            for layer in cache.layers:
-                layer.window = PagedStore(self.numerics.record, self.page_size, capacity)
-                if layer.entries is not None:
-                    layer.entries = PagedStore(self.numerics.record, self.page_size)
-        return cache
+        """Empty cache of one sequence; ``window_capacity`` matters to a ring alone, which none is here."""
+        return PooledCache(self.config, self.pools, self._device)
 
     def forward(self, caches: list[SequenceCache], chunks: list[Tensor], probe: Probe = unchanged) -> Tensor:
         """See :meth:`dsv4.model.transformer.Transformer.forward`; logits come back to the CPU."""

@@ -1,8 +1,7 @@
-"""Which kernels a plan runs on: the one table from plan fields to kernels, and what is refused by name.
+"""What has no kernel: combinations of plan fields, sizes and stored formats that are refused by name.
 
-Three cases, and no other: every stage has a kernel; a value of a field has none and its stages run on refs
-(:data:`EMULATED`, said in the dump's label); or a combination has neither (:class:`NoKernelError`, before any
-work). Nothing falls back while it runs.
+Two cases, and no other: every stage of a plan has a kernel, or the plan is refused (:class:`NoKernelError`, before
+any work). Nothing runs on refs beside kernels, and nothing falls back while it runs.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +14,6 @@ from dsv4.plan import Plan, flatten
 class NoKernelError(CheckpointError):
     """A plan, a size or a stored format that no kernel computes; the message names it."""
 
-
-# field = value -> stages that run on refs, on the CPU, since no kernel computes them.
-EMULATED: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("kv_format", "nvfp4"): ("kv_store", "comp_store", "attend"),
-}
 
 # Combinations without a kernel: why, and whether a plan has it.
 Refusal = tuple[str, Callable[[Mapping[str, str]], bool]]
@@ -41,8 +35,10 @@ REFUSED: tuple[Refusal, ...] = (
         lambda plan: plan["kv_record"] == "aligned" and plan["q_format"] == "bf16",
     ),
     (
-        "kv_format = nvfp4 has no kernel: its emulated stages need kv_norm = unfused",
-        lambda plan: plan["kv_format"] == "nvfp4" and plan["kv_norm"] == "fused",
+        "kv_format = nvfp4 is written by kv_norm = unfused and read by kv_read = gather_bf16 alone",
+        lambda plan: (
+            plan["kv_format"] == "nvfp4" and (plan["kv_norm"] == "fused" or plan["kv_read"] == "in_place")
+        ),
     ),
 )
 
@@ -54,22 +50,6 @@ SIZES: Mapping[str, tuple[int, ...]] = {
 }
 NARROW = ("q_a", "q_b", "kv", "o_a", "o_b")
 NARROW += ("experts_gate_up", "experts_down", "shared_gate", "shared_up", "shared_down")
-
-
-def emulated(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """``field = value`` -> stages that run on refs under this plan."""
-    values = flatten(plan)
-    return {
-        f"{field} = {value}": stages for (field, value), stages in EMULATED.items() if values[field] == value
-    }
-
-
-def label(plan: Plan, device: str) -> str:
-    """What a dump says of its numbers: ``kernels on NVIDIA H200``, and what of them is emulated."""
-    words = [
-        f"emulated: no kernel for {what} ({', '.join(stages)})" for what, stages in emulated(plan).items()
-    ]
-    return "; ".join([f"kernels on {device}", *words])
 
 
 def check_plan(plan: Plan) -> None:

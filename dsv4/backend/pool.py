@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dsv4.model.records import AlignedRecord, Fp8Record, Record
+from dsv4.model.records import AlignedRecord, Fp8Record, Nvfp4Record, Record
 from kernels.page_slots.ref import row_slots
 
 POISON = 0xFF  # NaN in every format of a record: a slot that is read before it is written shows
@@ -44,7 +44,7 @@ class PagePool:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page, without an aligned record's scales."""
-        if isinstance(self.record, Fp8Record):
+        if isinstance(self.record, Fp8Record | Nvfp4Record):
             return self.record.layout.page_bytes(self.page_size)
         scales = 0 if self.aligned else self.record.scale_bytes
         return -(-self.page_size * (self.record.data_bytes + scales) // ALIGN) * ALIGN

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dsv4.backend import attention, compressed, experts
 from dsv4.backend.layer import Env, KernelLayer, Written
-from dsv4.backend.paths import emulated
-from dsv4.backend.values import Packed, on_cpu
+from dsv4.backend.values import Packed
 from dsv4.model.cache import Batch
 from dsv4.model.numerics import Numerics
 from dsv4.model.ops import REFS
@@ -54,10 +53,7 @@ class KernelLayerStages(KernelLayer, LayerStages):
 
     def __init__(self, *of_the_layer: Any) -> None:
         super().__init__(*of_the_layer)
-        on_refs = dict(self._functions)
         self._functions = self._by_kernels()
-        for stage in {stage for stages in emulated(self.plan).values() for stage in stages}:
-            self._functions[stage] = _on_cpu(on_refs[stage])
 
     def _by_kernels(self) -> dict[str, Callable[[Env, Batch], Written]]:
         native = self.native
@@ -165,17 +161,3 @@ def _with_one_gsa(x: Tensor) -> Nvfp4Rows:
     gsa = gsa.amax().expand_as(gsa) if gsa.numel() else gsa
     codes, scales, gsa = nvfp4_format.quantise(x, gsa)
     return Nvfp4Rows(e2m1.pack(codes), scales, gsa.squeeze(-1).contiguous())
-
-
-def _on_cpu(function: Callable[[Env, Batch], Written]) -> Callable[[Env, Batch], Written]:
-    """A stage of the refs inside a layer on kernels."""
-
-    def run(env: Env, batch: Batch) -> Written:
-        rows = Batch(batch.positions.cpu(), batch.tokens.cpu(), batch.segments)
-
-        def here(value: Any) -> Any:
-            return on_cpu(value) if isinstance(value, Tensor) or hasattr(value, "dequantised") else value
-
-        return function(_Env(env, here), rows)
-
-    return run

@@ -1,4 +1,4 @@
-"""A decode step of a batch as one CUDA graph, on any plan whose stages all run on kernels.
+"""A decode step of a batch as one CUDA graph.
 
 :meth:`dsv4.backend.model.KernelTransformer.forward` asks the host at every step: pages, page tables, counts of
 entries, whether a window closes, the rotation of a position. A :class:`DecodeStep` runs the same stages on
@@ -18,7 +18,6 @@ from torch import Tensor
 from dsv4.backend.cache import PooledCache
 from dsv4.backend.fixed import FixedCache, joined
 from dsv4.backend.model import KernelTransformer
-from dsv4.backend.paths import NoKernelError, emulated
 from dsv4.model.cache import Batch, Segment
 from dsv4.model.layer import rope_frequencies
 from dsv4.model.transformer import Probe, unchanged
@@ -45,8 +44,6 @@ class DecodeStep:
 
     Raises
     ------
-    NoKernelError
-        Stages of the plan run on refs.
     ValueError
         A sequence has no token, or would outgrow ``max_position_embeddings``.
     """
@@ -54,8 +51,6 @@ class DecodeStep:
     def __init__(
         self, model: KernelTransformer, caches: Sequence[PooledCache], steps: int, probe: Probe = unchanged
     ) -> None:
-        if found := emulated(model.plan):
-            raise NoKernelError(f"no graph of a decode step: {', '.join(found)} runs on refs")
         lengths = [cache.length for cache in caches]
         self.room = max(lengths) + steps
         if min(lengths) < 1 or self.room > model.config.max_position_embeddings:

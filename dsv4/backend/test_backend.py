@@ -8,7 +8,7 @@ import torch
 
 from dsv4.backend.conftest import PAGE, ROOT, SIZES, TOKENS, InMemory
 from dsv4.backend.model import KernelTransformer
-from dsv4.backend.paths import NoKernelError, emulated, label
+from dsv4.backend.paths import NoKernelError
 from dsv4.backend.test_bound import LADDER, STORED, assert_close, assert_drawn, drawn, isolated, normed_stores
 from dsv4.backend.values import Fused, on_cpu
 from dsv4.floor.accumulation import accumulation_of
@@ -138,7 +138,7 @@ def test_a_sequence_sees_neither_its_batch_nor_its_chunks(small, accelerator):
     assert first < 0 <= second  # six rows: the last three are on the second page of four
 
 
-@pytest.mark.parametrize("rung", ["B0_unfused", "B2_fp4"])
+@pytest.mark.parametrize("rung", ["B0_unfused", "KV_nvfp4", "B2_fp4"])
 def test_the_plans_kernels_are_seen_to_run(accelerator, rung):
     model = one_layer(LADDER[rung].plan, accelerator)
     forward(model, [[TOKENS[:4]], [TOKENS[4:5]]])
@@ -186,7 +186,8 @@ def test_swapped_refs_are_not_ignored(small, accelerator):
         ({"q_format": "fp8"}, "kv_read = gather_bf16, q_format = fp8"),
         ({"kv_read": "in_place", "rope_format": "fp8"}, "q_format = bf16, rope_format = fp8"),
         ({"kv_read": "in_place", "kv_record": "aligned"}, "kv_record = aligned"),
-        ({"kv_format": "nvfp4", "kv_norm": "fused"}, "kv_format = nvfp4"),
+        ({"kv_format": "nvfp4", "kv_norm": "fused"}, "kv_format = nvfp4, kv_norm = fused"),
+        ({"kv_format": "nvfp4", "kv_read": "in_place"}, "kv_read = in_place, kv_format = nvfp4"),
     ],
 )
 def test_a_plan_without_kernels_is_refused_by_field_and_value(small, accelerator, values, named):
@@ -201,39 +202,6 @@ def test_sizes_and_stored_formats_without_kernels_are_refused_by_name(small, acc
     stored = random_weights(config, 0, formats={"q_b_proj": "bf16"})
     with pytest.raises(NoKernelError, match="layer 0, q_b stored as bf16: expected nvfp4"):
         KernelTransformer(config, stored, TOP.plan, device=accelerator)
-
-
-def test_what_is_emulated_is_said_in_the_label():
-    assert {rung.id for rung in LADDER if emulated(rung.plan)} == {"KV_nvfp4"}
-    assert label(LADDER["B1"].plan, "NVIDIA H200") == "kernels on NVIDIA H200"
-    assert label(LADDER["KV_nvfp4"].plan, "NVIDIA H200") == (
-        "kernels on NVIDIA H200; emulated: no kernel for kv_format = nvfp4 (kv_store, comp_store, attend)"
-    )
-
-
-def test_an_emulated_stage_asks_for_nothing_on_the_device(small, accelerator, monkeypatch):
-    """What it makes beside its inputs is on the CPU, as they are: the device has no values here."""
-    plan = LADDER["KV_nvfp4"].plan
-    model = kernels(small, plan, accelerator)
-    want, _ = forward(model, [[TOKENS[:9]]])
-    ran = set()
-
-    def without_device(stages, stage, function):
-        def run(env, batch):
-            ran.add(stage)
-            inputs = dict(env)  # where they are, before the device is taken away
-            with monkeypatch.context() as patch, torch.device("meta"):
-                patch.setattr(stages, "device", torch.device("meta"))
-                return function(inputs, batch)
-
-        return run
-
-    for stages in model.stages:
-        for stage in next(iter(emulated(plan).values())):
-            stages._functions[stage] = without_device(stages, stage, stages._functions[stage])
-    got, _ = forward(model, [[TOKENS[:9]]])
-    assert ran == set(next(iter(emulated(plan).values())))
-    assert torch.equal(got, want)
 
 
 def test_weights_are_the_checkpoints_own_bytes(small, accelerator):

@@ -35,7 +35,8 @@ Q_BF16, Q_FP8 = (
     f"q_norm_rope_quantise.{name}" for name in ("_norm_rope_kernel", "_norm_rope_quantise_kernel")
 )
 KV_FUSED = "kv_norm_rope_store._kv_norm_rope_store_kernel"
-KV_STORE = "kv_store._kv_store_kernel"
+KV_STORE = {"fp8": "kv_store._kv_store_kernel", "nvfp4": "kv_store.kv_store_nvfp4_kernel"}
+GATHER = {"fp8": "gather_dequantise._gather_kernel", "nvfp4": "gather_dequantise.gather_nvfp4_kernel"}
 BF16_ATTENTION = ("sparse_attn.attend_bf16_kernel", "sparse_attn.attend_gathered_hopper_kernel")
 FP8_ATTENTION = ("sparse_attn.attend_fp8_kernel", "sparse_attn.attend_hopper_kernel")
 FP8_SCORES = ("index_logits.paged_kernel",)
@@ -62,15 +63,14 @@ def expected(plan: Mapping[str, str], sizes: Sizes) -> Iterator[Expected]:
     yield of("attn_in", 2 * layers * norm + layers * q_a, NORM_FUSED)
     yield of("attn_in_q", layers * (PROJECTIONS + 2 * apart + (not q_a)), QUANTISE, QUANTISE_LONG)
     yield of("attn_in", 2 * layers * (not mhc) + 1, "hc.collapse_kernel")  # and the head's
-    narrow, emulated = plan["q_format"] != "bf16", plan["kv_format"] == "nvfp4"
+    narrow, form = plan["q_format"] != "bf16", plan["kv_format"]
     yield of("q", layers * (not narrow), Q_BF16)
     yield of("q", layers * narrow, Q_FP8)
     yield of("kv", layers * (plan["kv_norm"] == "fused"), KV_FUSED)
-    stores = layers * (plan["kv_norm"] == "unfused" and not emulated)
-    yield of("kv_store", stores, KV_STORE, more=0 if emulated else compressed)  # windows that the step closes
-    gathered = plan["kv_read"] == "gather_bf16" and not emulated
-    yield of("attn_out", layers * gathered, "gather_dequantise._gather_kernel")
-    yield of("attn_out", layers * (not narrow and not emulated), *BF16_ATTENTION)
+    stores = layers * (plan["kv_norm"] == "unfused")
+    yield of("kv_store", stores, KV_STORE[form], more=compressed)  # windows that the step closes
+    yield of("attn_out", layers * (plan["kv_read"] == "gather_bf16"), GATHER[form])
+    yield of("attn_out", layers * (not narrow), *BF16_ATTENTION)
     yield of("attn_out", layers * narrow, *FP8_ATTENTION)
     yield of("index_q", csa * (plan["index_score"] != "einsum_fp32"), "index_query._query_kernel")
     yield of("index_scores", csa * (plan["index_score"] == "fp8"), *FP8_SCORES)

@@ -34,7 +34,7 @@ from dsv4.taps import MODEL, MODES, PHASES, TAPS, layer_taps
 BASELINE = "B0"  # the plan's baseline: attn_out of every rung above it is compared with it by name
 METADATA = b"dsv4"
 DRAWS = ("draw_distance", "draw_worst", "draw_changed")
-LABELS = ("label", "device", "backend", "emulated", "commit", "dirty", "seed", "checkpoint", "versions")
+LABELS = ("label", "device", "backend", "commit", "dirty", "seed", "checkpoint", "versions")
 
 
 @dataclass

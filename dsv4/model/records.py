@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.formats import aligned_record, e2m1, e4m3, fp8_scaled, mxfp4, nvfp4, ue8m0
-from kernels.formats.kv_record import ROPE, RecordLayout, rope_bytes, rope_values
+from kernels.formats import aligned_record, e2m1, e4m3, fp8_scaled, mxfp4, ue8m0
+from kernels.formats.kv_record import ROPE, RecordLayout
+from kernels.formats.nvfp4_record import Nvfp4Layout
 from kernels.hadamard.ref import hadamard
 
 
@@ -120,32 +121,32 @@ class AlignedRecord:
 
 @dataclass(frozen=True)
 class Nvfp4Record:
-    """nope in NVFP4 (gsa a row), rope in BF16: the ruled-out 4-bit cache."""
+    """nope in NVFP4 (gsa a row), rope in BF16: the ruled-out 4-bit cache (384 bytes at nope 448)."""
 
     nope: int
 
     @property
+    def layout(self) -> Nvfp4Layout:
+        """Byte layout of tokens and pages."""
+        return Nvfp4Layout(self.nope)
+
+    @property
     def data_bytes(self) -> int:
         """Half a byte a nope value, two a rope value."""
-        return self.nope // 2 + 2 * ROPE
+        return self.layout.data_bytes
 
     @property
     def scale_bytes(self) -> int:
         """One E4M3 per 16 nope and the FP32 gsa."""
-        return self.nope // 16 + 4
+        return self.layout.scale_bytes
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Record`."""
-        codes, scales, gsa = nvfp4.quantise(x[..., : self.nope])
-        data = torch.cat((e2m1.pack(codes), rope_bytes(x[..., self.nope :])), dim=-1)
-        return data, torch.cat((scales, gsa.contiguous().view(torch.uint8)), dim=-1)
+        return self.layout.encode(x)
 
     def decode(self, data: Tensor, scales: Tensor) -> tuple[Tensor, None]:
         """See :class:`Record`."""
-        half, blocks = self.nope // 2, self.nope // 16
-        gsa = scales[..., blocks:].contiguous().view(torch.float32)
-        nope = nvfp4.dequantise(e2m1.unpack(data[..., :half]), scales[..., :blocks], gsa)
-        return torch.cat((nope, rope_values(data[..., half:])), dim=-1), None
+        return self.layout.decode(data, scales), None
 
 
 @dataclass(frozen=True)

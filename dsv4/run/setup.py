@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from dsv4.backend.paths import emulated, label
 from dsv4.config import Config, backend_of, checkpoint_sha256, load
 from dsv4.device import Backend
 from dsv4.identity import git_state, versions
@@ -100,10 +99,10 @@ class Setup:
                 "label": "emulated on cpu",
                 "backend": "ref",
             }
-            | (self._of_kernels(plan) if kind == "variant" and plan is not None else {})
+            | (self._of_kernels() if kind == "variant" and plan is not None else {})
         )
 
-    def _of_kernels(self, plan: Plan) -> dict[str, Any]:
+    def _of_kernels(self) -> dict[str, Any]:
         """Attributes of a variant's dump that kernels write otherwise; none on refs."""
         backend = self.backend
         if backend.kind == "ref":
@@ -112,8 +111,7 @@ class Setup:
         return {
             "backend": "kernel",
             "device": f"{backend.name} ({number})",
-            "label": label(plan, backend.name),
-            "emulated": {what: list(stages) for what, stages in emulated(plan).items()},
+            "label": f"kernels on {backend.name}",
         }
 
 

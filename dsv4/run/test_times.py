@@ -80,12 +80,12 @@ def test_a_model_is_made_once_for_itself_and_for_those_above_it(setup, monkeypat
     assert found["variants"]["B0_unfused"]["ratio"] is None
 
 
-def test_stages_on_refs_and_the_interpreter_are_not_timed(setup, monkeypatch):
+def test_what_has_no_kernels_and_the_interpreter_are_not_timed(setup, monkeypatch):
     def refuse(setup, plan):
-        raise NoKernelError("kv_store runs on refs")
+        raise NoKernelError("no kernel for this plan")
 
     monkeypatch.setattr(times, "replays_of", refuse)
-    assert measured(setup, ["KV_nvfp4"])["variants"] == {"KV_nvfp4": {"why_not": "kv_store runs on refs"}}
+    assert measured(setup, ["KV_nvfp4"])["variants"] == {"KV_nvfp4": {"why_not": "no kernel for this plan"}}
     setup.backend = Backend(kind="kernel", device="cpu", name="Triton's interpreter")
     found = measured(setup, ["B0_unfused"])["variants"]["B0_unfused"]
     assert found == {"why_not": "Triton's interpreter is no device to time"}

@@ -91,7 +91,7 @@ def replays_of(setup: Setup, plan: Plan) -> Replays:
     Raises
     ------
     NoKernelError
-        Stages of the plan run on refs.
+        The plan has no kernels.
     """
     from dsv4.backend.step import DecodeStep
 

@@ -111,6 +111,12 @@ def ue8m0_value(byte):
 
 
 @triton.jit
+def bf16_bits(x):
+    """BF16 bits of FP32, uint16; every NaN is 0x7fc0, as :mod:`kernels.formats.bf16` has it."""
+    return tl.where(x == x, x.to(tl.bfloat16).to(tl.uint16, bitcast=True), 0x7FC0)
+
+
+@triton.jit
 def abs_max(x, axis: tl.constexpr):
     """Largest magnitude along an axis as the formats take it: NaN if any value is NaN or infinite, FP32."""
     bits = tl.max(

@@ -85,7 +85,7 @@ class RecordLayout:
         ValueError
             The last axis is not nope + 64.
         """
-        _check_last(x, self.nope + ROPE)
+        check_last(x, self.nope + ROPE)
         codes, scale = fp8_block.quantise(x[..., : self.nope], GROUP)
         data = torch.cat([codes, rope_bytes(x[..., self.nope :])], -1)
         used = ue8m0.encode(scale)
@@ -108,8 +108,8 @@ class RecordLayout:
         ValueError
             A last axis is not as above.
         """
-        _check_last(data, self.data_bytes)
-        _check_last(scales, self.scale_bytes)
+        check_last(data, self.data_bytes)
+        check_last(scales, self.scale_bytes)
         used = ue8m0.decode(scales[..., : self.nope // GROUP])
         nope = fp8_block.dequantise(data[..., : self.nope], used, GROUP)
         return torch.cat([nope, rope_values(data[..., self.nope :])], -1)
@@ -131,8 +131,8 @@ class RecordLayout:
         ValueError
             A shape does not match; a slot is outside the pages or appears twice.
         """
-        _check_last(data, self.data_bytes)
-        _check_last(scales, self.scale_bytes)
+        check_last(data, self.data_bytes)
+        check_last(scales, self.scale_bytes)
         page, offset, data_view, scale_view = self._locate(pages, slots)
         if data.shape[:-1] != slots.shape or scales.shape[:-1] != slots.shape:
             got = f"{tuple(data.shape)} and {tuple(scales.shape)}"
@@ -199,7 +199,7 @@ def rope_values(data: Tensor) -> Tensor:
     return bf16.from_bits((wide[..., 0::2] | (wide[..., 1::2] << 8)).to(torch.uint16))
 
 
-def _check_last(x: Tensor, size: int) -> None:
+def check_last(x: Tensor, size: int) -> None:
     """Refuse a last axis other than ``size``."""
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"expected a last axis of {size}, got shape {tuple(x.shape)}")

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
+from kernels.formats.device import EXACT
 from kernels.formats.kv_record import ROPE
+from kernels.formats.nvfp4_record import Nvfp4Layout
+from kernels.gather_dequantise.nvfp4_kernel import gather_nvfp4_kernel
 from kernels.overlap import OVERLAPPED, follow, overlap
 from kernels.sparse_attn.keys_kernel import check_keys, data_offset, key_slots, widened_nope
 
@@ -90,17 +93,10 @@ def gather_dequantise(
         A tensor does not fit; the message has its name, shape, dtype and strides.
     """
     page = check_keys("gather_dequantise", nope + ROPE, pages, idx, page_table, sequence)
-    rows, num_keys = idx.shape
-    if out is None:
-        out = torch.empty(rows, num_keys, nope + ROPE, dtype=torch.bfloat16, device=idx.device)
-    check(
-        "gather_dequantise",
-        dense=("out",),
-        device=idx.device,
-        out=(out, f"{rows} {num_keys} {nope + ROPE}", torch.bfloat16),
-    )
+    out = _buffer(idx, nope, out)
     if not idx.numel():
         return out
+    rows, num_keys = idx.shape
     _gather_kernel[(rows, triton.cdiv(num_keys, KEYS))](
         pages,
         pages.view(torch.bfloat16),
@@ -120,30 +116,93 @@ def gather_dequantise(
     return out
 
 
+def gather_dequantise_nvfp4(
+    pages: Tensor,
+    idx: Tensor,
+    *,
+    nope: int,
+    page_table: Tensor | None = None,
+    sequence: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Gather NVFP4 records of an index list into a BF16 buffer, rounded to nearest.
+
+    Parameters
+    ----------
+    pages : (P, page_bytes) uint8
+        Of :mod:`kernels.formats.nvfp4_record`; rows may be strided by a multiple of 16 bytes.
+    idx, nope, page_table, sequence, out : as :func:`gather_dequantise`.
+
+    Returns
+    -------
+    (T, S, nope + 64) BF16
+        Zeros where idx is -1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor does not fit; the message has its name, shape, dtype and strides.
+    """
+    op = "gather_dequantise"
+    page = check_keys(op, nope + ROPE, pages, idx, page_table, sequence, layout=Nvfp4Layout)
+    out = _buffer(idx, nope, out)
+    if not idx.numel():
+        return out
+    rows, num_keys = idx.shape
+    gather_nvfp4_kernel[(rows, triton.cdiv(num_keys, KEYS))](
+        pages,
+        pages.view(torch.int32),
+        pages.view(torch.float32),
+        pages.view(torch.bfloat16),
+        idx,
+        page_table,
+        sequence,
+        out,
+        pages.stride(0),
+        0 if page_table is None else page_table.stride(0),
+        num_keys,
+        NOPE=nope,
+        PAGE=page,
+        KEYS=KEYS,
+        num_warps=4,
+        **EXACT,
+        **overlap(idx.device),
+    )
+    return out
+
+
+def _buffer(idx: Tensor, nope: int, out: Tensor | None) -> Tensor:
+    """``out``, checked, or memory for the keys of an index list."""
+    rows, num_keys = idx.shape
+    if out is None:
+        out = torch.empty(rows, num_keys, nope + ROPE, dtype=torch.bfloat16, device=idx.device)
+    check(
+        "gather_dequantise",
+        dense=("out",),
+        device=idx.device,
+        out=(out, f"{rows} {num_keys} {nope + ROPE}", torch.bfloat16),
+    )
+    return out
+
+
 def builds(sizes: Sizes) -> list[Build]:
-    """The gather at a real model's record and pages of 64."""
+    """The gathers at a real model's record and pages of 64."""
+    pointers = {"pages_ptr": "*u8", "rope_ptr": "*bf16", "idx_ptr": "*i32", "out_ptr": "*bf16"}
+    nvfp4_pointers = {"word_ptr": "*i32", "gsa_ptr": "*fp32", **pointers}
+    integers = {"page_stride": "i32", "table_stride": "i32", "num_keys": "i32"}
+    nope = sizes.head_dim - sizes.qk_rope_head_dim
     return [
         Build(
-            name=f"gather_dequantise/584/{sizes.name}",
-            kernel=_gather_kernel,
-            signature={
-                "pages_ptr": "*u8",
-                "rope_ptr": "*bf16",
-                "idx_ptr": "*i32",
-                "out_ptr": "*bf16",
-                "page_stride": "i32",
-                "table_stride": "i32",
-                "num_keys": "i32",
-            },
-            constants={
-                "table_ptr": None,
-                "sequence_ptr": None,
-                "NOPE": sizes.head_dim - sizes.qk_rope_head_dim,
-                "PAGE": 64,
-                "KEYS": KEYS,
-                "PDL": True,
-            },
-            aligned=("pages_ptr", "rope_ptr", "idx_ptr", "out_ptr", "page_stride", "num_keys"),
-            options={"num_warps": 4, **OVERLAPPED},
+            name=f"gather_dequantise/{name}/{sizes.name}",
+            kernel=kernel,
+            signature={**from_pointers, **integers},
+            constants={"table_ptr": None, "sequence_ptr": None, "NOPE": nope}
+            | {"PAGE": 64, "KEYS": KEYS, "PDL": True},
+            aligned=(*from_pointers, "page_stride", "num_keys"),
+            options={"num_warps": 4, **options, **OVERLAPPED},
+        )
+        for name, kernel, from_pointers, options in (
+            ("584", _gather_kernel, pointers, {}),
+            ("nvfp4", gather_nvfp4_kernel, nvfp4_pointers, EXACT),
         )
     ]

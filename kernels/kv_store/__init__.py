@@ -1,1 +1,1 @@
-"""Rows of kv into the paged cache, in either record."""
+"""Rows of kv into the paged cache, in any record."""

@@ -11,7 +11,9 @@ from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
 from kernels.formats import device as fmt
 from kernels.formats.kv_record import GROUP, ROPE, RecordLayout
-from kernels.rmsnorm.kernel import FLOATS
+from kernels.formats.nvfp4_record import Nvfp4Layout
+from kernels.kv_store.nvfp4_kernel import kv_store_nvfp4_kernel
+from kernels.rmsnorm.kernel import FLOATS, row_constants
 
 PAGE_POINTERS = {"data_ptr": "*u8", "scale_ptr": "*fp32"}
 
@@ -24,12 +26,6 @@ class Place(NamedTuple):
     page_stride: int
     scale_stride: int
     constants: dict[str, Any]
-
-
-@triton.jit
-def bf16_bits(x):
-    """BF16 bits of FP32, uint16; every NaN is 0x7fc0, as the record has it."""
-    return tl.where(x == x, x.to(tl.bfloat16).to(tl.uint16, bitcast=True), 0x7FC0)
 
 
 @triton.jit
@@ -75,7 +71,7 @@ def store_record(
     col = tl.arange(0, COLS)[None, :]
     tl.store(at + col, tl.reshape(byte, (ROWS, COLS)), held[:, None] & (col < NOPE))
     rope_at = (at + NOPE).to(tl.pointer_type(tl.uint16)) + tl.arange(0, 64)[None, :]
-    tl.store(rope_at, bf16_bits(rope), held[:, None])
+    tl.store(rope_at, fmt.bf16_bits(rope), held[:, None])
 
 
 @triton.jit
@@ -162,18 +158,51 @@ def store_aligned(kv: Tensor, data: Tensor, token_scale: Tensor, slots: Tensor) 
     _launch(kv, slots, aligned("kv_store", kv, data, token_scale))
 
 
+def store_nvfp4(kv: Tensor, pages: Tensor, slots: Tensor) -> None:
+    """Write rows as records of NVFP4; see :func:`kernels.kv_store.ref.store_nvfp4`.
+
+    Parameters
+    ----------
+    kv : (T, nope + 64) BF16 or FP32
+        Rows may be strided.
+    pages : (P, page_bytes) uint8
+        Of :mod:`kernels.formats.nvfp4_record`; they may be strided by a multiple of 16 bytes.
+    slots : (T,) int64, contiguous
+        As in :func:`store`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor does not fit.
+    """
+    layout, page = _page_of("kv_store", kv, pages, Nvfp4Layout)
+    _check_rows(kv, slots, pages.device)
+    if len(kv) == 0:
+        return
+    constants, options = row_constants(layout.nope)
+    kv_store_nvfp4_kernel[(len(kv),)](
+        kv, slots, pages, kv.stride(0), pages.stride(0), PAGE=page, NOPE=layout.nope, **constants, **options
+    )
+
+
 def seven_scales(op: str, kv: Tensor, pages: Tensor) -> Place:
     """Pages of the record with a scale per 64 nope, for the rows of kv."""
+    layout, page = _page_of(op, kv, pages, RecordLayout)
+    constants = {"PAGE": page, "NOPE": layout.nope, "ALIGNED": False, "SCALE_BYTES": layout.scale_bytes}
+    return Place(pages, pages, pages.stride(0), 0, constants)
+
+
+def _page_of(op: str, kv: Tensor, pages: Tensor, layout_of: type[RecordLayout]) -> tuple[RecordLayout, int]:
+    """Layout of the records of kv's rows, and tokens a page; pages that hold none are refused."""
     check(op, aligned={"pages": 16}, kv=(kv, "T K", FLOATS), pages=(pages, "P Z", torch.uint8))
-    layout = RecordLayout(_nope(op, kv))
+    layout = layout_of(_nope(op, kv))
     page = pages.shape[1] // layout.token_bytes
     if page < 1 or layout.page_bytes(page) != pages.shape[1]:
         shape, strides = tuple(pages.shape), pages.stride()
         raise ValueError(
             f"{op}: pages is torch.uint8 of shape {shape} and strides {strides}: no page of {layout}"
         )
-    constants = {"PAGE": page, "NOPE": layout.nope, "ALIGNED": False, "SCALE_BYTES": layout.scale_bytes}
-    return Place(pages, pages, pages.stride(0), 0, constants)
+    return layout, page
 
 
 def aligned(op: str, kv: Tensor, data: Tensor, token_scale: Tensor) -> Place:
@@ -207,14 +236,12 @@ def rows_of(num_rows: int) -> tuple[int, int]:
     return (1, 2) if num_rows <= 264 else (4, 4)
 
 
+def _check_rows(kv: Tensor, slots: Tensor, device: torch.device) -> None:
+    check("kv_store", dense=["slots"], device=device, kv=(kv, "T Z", FLOATS), slots=(slots, "T", torch.int64))
+
+
 def _launch(kv: Tensor, slots: Tensor, place: Place) -> None:
-    check(
-        "kv_store",
-        dense=["slots"],
-        device=place.data.device,
-        kv=(kv, "T Z", FLOATS),
-        slots=(slots, "T", torch.int64),
-    )
+    _check_rows(kv, slots, place.data.device)
     T = len(kv)
     if T == 0:
         return
@@ -253,7 +280,7 @@ def record_constants(sizes: Sizes, is_aligned: bool, rows: int, page: int = 64) 
 def builds(sizes: Sizes) -> list[Build]:
     """The unfused path's cache write, and that of the compressed rows."""
     pointers = {"kv_ptr": "*bf16", "slot_ptr": "*i64", **PAGE_POINTERS}
-    return [
+    found = [
         Build(
             name=f"kv_store/{name}/{sizes.name}",
             kernel=_kv_store_kernel,
@@ -269,4 +296,23 @@ def builds(sizes: Sizes) -> list[Build]:
             options={"num_warps": 2, **fmt.EXACT},
         )
         for name, is_aligned in (("seven_scales", False), ("aligned", True))
+    ]
+    return [*found, *_nvfp4_builds(sizes)]
+
+
+def _nvfp4_builds(sizes: Sizes) -> list[Build]:
+    """NVFP4 records of window rows, BF16, and of compressed rows, FP32."""
+    nope = sizes.head_dim - ROPE
+    constants, options = row_constants(nope)
+    return [
+        Build(
+            name=f"kv_store/nvfp4_{name}/{sizes.name}",
+            kernel=kv_store_nvfp4_kernel,
+            signature={"kv_ptr": pointer, "slot_ptr": "*i64", "pages_ptr": "*u8"}
+            | {"kv_stride": "i32", "page_stride": "i32"},
+            constants={"PAGE": 64, "NOPE": nope, **constants},
+            aligned=("kv_ptr", "slot_ptr", "pages_ptr", "kv_stride", "page_stride"),
+            options=options,
+        )
+        for name, pointer in (("bf16", "*bf16"), ("fp32", "*fp32"))
     ]

@@ -1,4 +1,4 @@
-"""Rows of kv as bytes of a cache; the records: :mod:`kernels.formats.kv_record`, :mod:`kernels.formats.aligned_record`.
+"""Rows of kv as bytes of a cache, in a record of ``kernels.formats``: kv_record, aligned_record or nvfp4_record.
 
 A slot is page * page_size + offset; a negative one is skipped (a padded batch).
 """
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.formats import aligned_record
 from kernels.formats.kv_record import RecordLayout
+from kernels.formats.nvfp4_record import Nvfp4Layout
 
 
 def store(kv: Tensor, pages: Tensor, slots: Tensor) -> None:
@@ -20,7 +21,25 @@ def store(kv: Tensor, pages: Tensor, slots: Tensor) -> None:
     slots : (T,) int64
         Each once but for negative ones.
     """
-    layout, own = RecordLayout(kv.shape[-1] - 64), slots >= 0
+    _write(RecordLayout(kv.shape[-1] - 64), kv, pages, slots)
+
+
+def store_nvfp4(kv: Tensor, pages: Tensor, slots: Tensor) -> None:
+    """Write rows as records of NVFP4 (a scale per 16 nope, gsa a row), in place.
+
+    Parameters
+    ----------
+    kv : (T, nope + 64) floating
+    pages : (P, page_bytes) uint8
+        Changed: the slots' bytes alone.
+    slots : (T,) int64
+        Each once but for negative ones.
+    """
+    _write(Nvfp4Layout(kv.shape[-1] - 64), kv, pages, slots)
+
+
+def _write(layout: RecordLayout, kv: Tensor, pages: Tensor, slots: Tensor) -> None:
+    own = slots >= 0
     layout.write(pages, slots[own], *layout.encode(kv[own]))
 
 

@@ -6,17 +6,19 @@ import torch
 from kernels._check import assert_bitwise, draw
 from kernels.formats import aligned_record
 from kernels.formats.kv_record import RecordLayout
-from kernels.kv_store.ref import store, store_aligned
+from kernels.formats.nvfp4_record import Nvfp4Layout
+from kernels.kv_store.ref import store, store_aligned, store_nvfp4
 
 SLOTS = torch.tensor([5, -1, 0, 11, 6])
 
 
 @pytest.mark.parametrize("nope", [64, 192, 448])
-def test_seven_scales(nope):
-    layout, kv = RecordLayout(nope), draw(5, nope + 64, seed=1)
+@pytest.mark.parametrize(("write", "layout_of"), [(store, RecordLayout), (store_nvfp4, Nvfp4Layout)])
+def test_records_in_pages(nope, write, layout_of):
+    layout, kv = layout_of(nope), draw(5, nope + 64, seed=1)
     pages = torch.full((3, layout.page_bytes(4)), 0xAA, dtype=torch.uint8)
     untouched = pages.clone()
-    store(kv, pages, SLOTS)
+    write(kv, pages, SLOTS)
     own = SLOTS[SLOTS >= 0]
     assert_bitwise(layout.decode(*layout.read(pages, own)), layout.decode(*layout.encode(kv[SLOTS >= 0])))
     layout.write(pages, own, *layout.read(untouched, own))

@@ -13,7 +13,6 @@ from kernels.arguments import check
 from kernels.build_spec import Build, Sizes
 from kernels.formats import device as fmt
 from kernels.formats.kv_record import GROUP, ROPE
-from kernels.kv_store.kernel import bf16_bits
 from kernels.overlap import OVERLAPPED, follow, overlap
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.rmsnorm.kernel import FLOATS, inverse_rms, stored
@@ -96,7 +95,7 @@ def _norm_rope_quantise_kernel(
     own = held[:, None] & (col < NOPE)
     tl.store(at + col, byte, own)
     rope_at = (at + NOPE).to(tl.pointer_type(tl.uint16)) + tl.arange(0, 64)[None, :]
-    tl.store(rope_at, bf16_bits(rope * inverse), held[:, None])
+    tl.store(rope_at, fmt.bf16_bits(rope * inverse), held[:, None])
     tl.store(scale_ptr + row, scale, held)
     if RESIDUAL:
         # the code's value by integer work: old ptxas miscompile a conversion down and up again (fmt.e4m3_value)

@@ -171,11 +171,12 @@ def check_keys(
     page_table: Tensor | None,
     sequence: Tensor | None,
     token_scale: Tensor | None = None,
+    layout: type[RecordLayout] = RecordLayout,
 ) -> int:
     """Refuse pages, index list or page table that do not fit a head_dim of ``width``; else the page size.
 
-    Pages are (P, page_bytes) uint8 of :mod:`kernels.formats.kv_record`, or with ``token_scale`` (P, p) FP32 the
-    aligned record's data (P, p, nope + 128). Pages start at multiples of 16 bytes.
+    Pages are (P, page_bytes) uint8 of ``layout``'s records, or with ``token_scale`` (P, p) FP32 the aligned record's
+    data (P, p, nope + 128). Pages start at multiples of 16 bytes.
     """
     shape = "P Z" if token_scale is None else f"P p {width - ROPE + 2 * ROPE}"
     check(
@@ -196,4 +197,4 @@ def check_keys(
         raise ValueError(
             f"{op}: pages of shape {tuple(pages.shape)} and strides {pages.stride()}: a page is not dense"
         )
-    return RecordLayout(width - ROPE).page_size(pages.shape[1]) if token_scale is None else pages.shape[1]
+    return layout(width - ROPE).page_size(pages.shape[1]) if token_scale is None else pages.shape[1]
