@@ -9,6 +9,8 @@ from kernels.compress.kernel import compress
 from kernels.compress.step_kernel import compress_step
 from kernels.formats.kv_record import RecordLayout
 from kernels.formats.nvfp4_record import Nvfp4Layout
+from kernels.fp8_quantise.kernel import quantise as quantise_fp8
+from kernels.fp8_quantise.ref import Fp8Rows
 from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
 from kernels.grouped_ffn.kernel import dense_ffn, grouped_ffn
 from kernels.hc import kernel as hc
@@ -50,6 +52,10 @@ def rows(count: int, width: int) -> Nvfp4Rows:
     return Nvfp4Rows(of(U8, count, width // 2), of(U8, count, width // 16), of(F32, count))
 
 
+def rows_fp8(count: int, width: int) -> Fp8Rows:
+    return Fp8Rows(of(E4M3, count, width), of(F32, count, width // 128))
+
+
 def weight(*shape: int, scales: int = 1) -> Nvfp4Weight:
     *stack, k = shape
     return Nvfp4Weight(of(U8, *stack, k // 2), of(U8, *stack, k // 16), of(F32, scales))
@@ -85,6 +91,7 @@ Q_FP8 = {"q": of(U8, T, H, 320), "q_scale": of(F32, T, H), "residual": of(U8, T,
 STREAMS = {"streams": of(BF16, T, 4, D)}
 MIX = Mix(of(F32, T, 4), of(F32, T, 4), of(F32, T, 4, 4))
 NORMED = NormedRows(rows(T, D), of(BF16, T, D))
+NORMED_FP8 = NormedRows(rows_fp8(T, D), of(BF16, T, D))
 CHOSEN = {"ids": of(I32, T, 2), "weights": of(F32, T, 2)}
 FFN = {"x": rows(T, D), "gate_up": weight(4, 128, D, scales=4), "down": weight(4, D, 64, scales=4)}
 SHARED = {"gate_up": weight(2, 64, D, scales=2), "down": weight(D, 64)}
@@ -180,7 +187,13 @@ CALLS = {
         mhc_rmsnorm_quantise,
         {**STREAMS, "pre": of(F32, T, 4), "weight": of(BF16, D), "eps": 1e-6, "out": NORMED},
     ),
+    "mhc_rmsnorm_quantise fp8": (
+        mhc_rmsnorm_quantise,
+        {**STREAMS, "pre": of(F32, T, 4), "weight": of(BF16, D), "eps": 1e-6, "form": "fp8"}
+        | {"out": NORMED_FP8},
+    ),
     "quantise": (quantise, {"x": of(BF16, T, D), "out": rows(T, D)}),
+    "quantise fp8": (quantise_fp8, {"x": of(BF16, T, D), "out": rows_fp8(T, D)}),
     "row_slots": (
         row_slots,
         {"rows": of(I64, T), "tables": of(I32, 2, 3), "sequence": of(I32, T), "page_size": 64},
@@ -197,6 +210,7 @@ CALLS = {
     ),
     "rmsnorm": (rmsnorm, {**X, "eps": 1e-6, "out": of(BF16, T, D)}),
     "rmsnorm_quantise": (rmsnorm_quantise, {**X, "eps": 1e-6, "out": NORMED}),
+    "rmsnorm_quantise fp8": (rmsnorm_quantise, {**X, "eps": 1e-6, "form": "fp8", "out": NORMED_FP8}),
     "rope": (rope, {"x": of(BF16, T, H, 256), **TURN, "out": of(BF16, T, H, 256)}),
     "router_scores": (
         router_scores,
@@ -221,4 +235,8 @@ CALLS = {
     ),
     "swiglu": (swiglu, {"gate_up": of(BF16, T, 2 * D), "limit": 7.0, "out": of(BF16, T, D)}),
     "swiglu_quantise": (swiglu_quantise, {"gate_up": of(BF16, T, 2 * D), "limit": 7.0, "out": rows(T, D)}),
+    "swiglu_quantise fp8": (
+        swiglu_quantise,
+        {"gate_up": of(BF16, T, 2 * D), "limit": 7.0, "form": "fp8", "out": rows_fp8(T, D)},
+    ),
 }

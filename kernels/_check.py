@@ -185,6 +185,12 @@ def assert_same_rows(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
     assert_bitwise(got[0].cpu(), want[0].cpu())
 
 
+def assert_same_fp8(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    """FP8 codes and scales bitwise; any NaN equals any other."""
+    assert_bitwise(*(rows[0].cpu().float() for rows in (got, want)))
+    assert_bitwise(got[1].cpu(), want[1].cpu())
+
+
 def assert_rows_alone(op: Callable[[Mapping[str, Tensor]], Tensor], rows: Mapping[str, Tensor]) -> None:
     """Every row of ``op(rows)`` has the bits it has alone, in a split, and in another order."""
     whole = op(rows)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kernels", "dsv4")
 OPS = (
     "compress",
+    "fp8_quantise",
     "gather_dequantise",
     "grouped_ffn",
     "hadamard",
@@ -195,7 +196,9 @@ def test_every_public_function_of_a_ref_states_its_shapes(op):
         shapes = SHAPE.findall(text)
         wanted = 1 if function.name in NO_TENSOR_IN else 2  # an input and the result
         # a class of tensors (Weight, Activation, Mix) states the shapes of its own
-        named = len(re.findall(r"\b(?:Weight|Activation|Mix|Slices|Nvfp4Rows|NormedRows|QuantisedQ)\b", text))
+        named = len(
+            re.findall(r"\b(?:Weight|Activation|Mix|Slices|Nvfp4Rows|Fp8Rows|NormedRows|QuantisedQ)\b", text)
+        )
         assert len(shapes) + named >= wanted, (
             f"kernels/{op}/ref.py: {function.name} states no shapes: {text!r}"
         )

@@ -18,8 +18,17 @@ from kernels.compress import step_kernel
 from kernels.linear import wide_kernel as wide
 
 # what other functions here call on arguments that these have seen, or checks itself as a part of their calls
-PARTS = {"aligned", "allocate", "allocate_normed", "check_halves", "in_words", "partial_sums", "path_of"}
-PARTS |= {"of_normed", "room", "seven_scales"}
+PARTS = {
+    "aligned",
+    "allocate",
+    "allocate_normed",
+    "check_halves",
+    "in_bytes",
+    "in_words",
+    "partial_sums",
+    "path_of",
+}
+PARTS |= {"allocate_rows", "of_normed", "pointers_of", "room", "seven_scales"}
 WRITTEN = {"out", "into", "ids", "weights"}  # of the caller; what they may be is all in the docstring's shape
 STEPS = ("dense_ffn",)  # three functions that are here themselves: each refuses what it is given
 STRIDED = ("index_logits", "paged_index_logits")  # scores whose rows may be

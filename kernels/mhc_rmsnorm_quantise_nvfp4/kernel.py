@@ -1,7 +1,8 @@
-"""mHC's weighted sum, RMSNorm and NVFP4 quantiser in one launch, Triton; see the ref beside this.
+"""mHC's weighted sum, RMSNorm and NVFP4 or FP8 quantiser in one launch, Triton; see the ref beside this.
 
-The bits are those of :func:`kernels.hc.kernel.collapse`, :func:`kernels.rmsnorm.kernel.rmsnorm` and
-:func:`kernels.nvfp4_quantise.kernel.quantise` in turn, with ``between`` as the dtype between them.
+The bits are those of :func:`kernels.hc.kernel.collapse`, :func:`kernels.rmsnorm.kernel.rmsnorm` and the quantiser
+(:func:`kernels.nvfp4_quantise.kernel.quantise`, :func:`kernels.fp8_quantise.kernel.quantise`) in turn, with
+``between`` as the dtype between them.
 """
 
 import torch
@@ -16,7 +17,7 @@ from kernels.overlap import follow
 from kernels.rmsnorm.kernel import FLOATS, stored
 from kernels.rmsnorm.row_kernel import load_row_weight, paired, raw_row, widened
 from kernels.rmsnorm_quantise_nvfp4.kernel import allocate_normed, build_normed, of_normed, store_normed
-from kernels.rmsnorm_quantise_nvfp4.ref import NormedRows
+from kernels.rmsnorm_quantise_nvfp4.ref import Form, NormedRows
 
 RESIDENT = 528  # programs of four warps that the H200 holds, four an SM
 
@@ -79,20 +80,24 @@ def mhc_rmsnorm_quantise(
     weight: Tensor | None,
     *,
     eps: float,
+    form: Form = "nvfp4",
     between: torch.dtype = torch.float32,
     copy: torch.dtype | None = None,
     out: NormedRows | None = None,
 ) -> NormedRows:
-    """Sum the streams under ``pre``, normalise, and store the rows as NVFP4.
+    """Sum the streams under ``pre``, normalise, and store the rows as a GEMM reads them.
 
     Parameters
     ----------
     streams : (T, 4, D) BF16 or FP32
-        The streams of a token are contiguous; tokens may be strided. 16 divides D, which is at most 32768.
+        The streams of a token are contiguous; tokens may be strided. 16 (NVFP4) or 128 (FP8) divides D,
+        which is at most 32768.
     pre : (T, 4) FP32, contiguous
     weight : (D,) BF16 or FP32, or None
     eps : float
         Positive.
+    form : "nvfp4" or "fp8"
+        Of the rows.
     between : torch.dtype
         What the sum and the norm pass through: FP32 is none, BF16 is what three launches would.
     copy : torch.dtype or None
@@ -121,10 +126,10 @@ def mhc_rmsnorm_quantise(
     T, D = sizes["T"], sizes["D"]
     if streams.stride(1) != D and streams.numel():
         raise ValueError(f"{op}: streams of a token are not contiguous: strides {streams.stride()}")
-    done = allocate_normed(op, T, D, streams.device, copy, out)
+    done = allocate_normed(op, form, T, D, streams.device, copy, out)
     if T == 0 or D == 0:
         return done
-    pointers, constants = of_normed(weight, between, done)
+    pointers, constants = of_normed(weight, D, between, done)
     loop = _loops(T, D, done.copy is not None)
     from_streams = paired(streams)
     _mhc_rmsnorm_quantise_kernel[(RESIDENT if loop else T,)](
@@ -151,16 +156,19 @@ def _loops(T: int, D: int, copy: bool) -> bool:
 
 def builds(sizes: Sizes) -> list[Build]:
     """Both sites of a layer, as decode (with the BF16 copy) and prefill launch them."""
+    forms: tuple[tuple[str, Form], ...] = (("", "nvfp4"), ("fp8_", "fp8"))
     return [
         build_normed(
-            f"mhc_rmsnorm_quantise_nvfp4/{phase}/{sizes.name}",
+            f"mhc_rmsnorm_quantise_nvfp4/{prefix}{phase}/{sizes.name}",
             _mhc_rmsnorm_quantise_kernel,
             {"streams_ptr": "*i32", "pre_ptr": "*fp32"},
             ("streams_stride", "stream_stride", "D"),
             sizes.hidden_size,
+            form=form,
             copy=copy,
             counts=("num_rows",),
             LOOP=sizes.hidden_size if _loops(T, sizes.hidden_size, copy) else 0,
         )
+        for prefix, form in forms
         for phase, T, copy in (("decode", 1, True), ("prefill", 4096, False))
     ]

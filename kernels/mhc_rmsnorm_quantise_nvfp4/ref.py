@@ -1,9 +1,9 @@
-"""mHC's weighted sum, RMSNorm and NVFP4 quantiser as one op: the refs that it fuses."""
+"""mHC's weighted sum, RMSNorm and a GEMM's quantiser as one op: the refs that it fuses."""
 
 from torch import Tensor
 
 from kernels.hc.ref import collapse
-from kernels.rmsnorm_quantise_nvfp4.ref import NormedRows, rmsnorm_quantise
+from kernels.rmsnorm_quantise_nvfp4.ref import Form, NormedRows, rmsnorm_quantise
 from kernels.rounding import Round, exact
 
 
@@ -13,11 +13,12 @@ def mhc_rmsnorm_quantise(
     weight: Tensor | None,
     *,
     eps: float,
+    form: Form = "nvfp4",
     collapsed: Round = exact,
     between: Round = exact,
     copy: Round = exact,
 ) -> NormedRows:
-    """Sum the streams, normalise, and store the rows as NVFP4.
+    """Sum the streams, normalise, and store the rows as a GEMM reads them.
 
     Parameters
     ----------
@@ -25,6 +26,7 @@ def mhc_rmsnorm_quantise(
     pre : (T, N) FP32
     weight : (D,) or None
     eps : float
+    form : "nvfp4" or "fp8"
     collapsed, between, copy : Round
         Stores of the sum, of the norm before the quantiser, and of the copy.
 
@@ -33,4 +35,4 @@ def mhc_rmsnorm_quantise(
     NormedRows of (T, D)
     """
     x = collapse(streams, pre, out=collapsed)
-    return rmsnorm_quantise(x, weight, eps=eps, between=between, copy=copy)
+    return rmsnorm_quantise(x, weight, eps=eps, form=form, between=between, copy=copy)

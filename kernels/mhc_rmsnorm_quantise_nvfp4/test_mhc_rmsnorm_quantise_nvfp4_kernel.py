@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from kernels._check import assert_bitwise, assert_fault_seen, assert_same_rows, draw
+from kernels._check import assert_bitwise, assert_fault_seen, assert_same_fp8, assert_same_rows, draw
 from kernels.formats import bf16
+from kernels.fp8_quantise.kernel import quantise as quantise_fp8
 from kernels.hc.kernel import collapse
 from kernels.mhc_rmsnorm_quantise_nvfp4 import kernel, ref
 from kernels.nvfp4_quantise.kernel import quantise
@@ -42,6 +43,21 @@ def test_has_the_bits_of_three_kernels(T, D, dtype, between, accelerator):
     assert_same_rows(got.rows, unfused(streams, pre, weight, between))
     x = collapse(streams, pre, dtype=between)
     assert_bitwise(got.copy.float().cpu(), rmsnorm(x, weight, eps=EPS, dtype=between).float().cpu())
+
+
+@pytest.mark.parametrize("between", [BF16, F32], ids=["through bf16", "in registers"])
+@pytest.mark.parametrize(("T", "D", "dtype"), [(0, 128, BF16), (1, 4096, BF16), (7, 384, F32)])
+def test_in_fp8_it_has_the_bits_of_three_kernels(T, D, dtype, between, accelerator, monkeypatch):
+    streams, pre, weight = inputs(T, D, accelerator, dtype)
+    norm = rmsnorm(collapse(streams, pre, dtype=between), weight, eps=EPS, dtype=between)
+    got = one_launch(streams, pre, weight, form="fp8", between=between, copy=between)
+    assert_same_fp8(got.rows, quantise_fp8(norm))
+    assert_bitwise(got.copy.float().cpu(), norm.float().cpu())
+    monkeypatch.setattr(kernel, "RESIDENT", 3)  # programs loop over rows
+    assert_same_fp8(one_launch(streams, pre, weight, form="fp8", between=between).rows, got.rows)
+    if T:
+        other = quantise_fp8(norm.float() + norm.float().abs().amax() / 50)
+        assert_fault_seen(lambda: assert_same_fp8(got.rows, other))
 
 
 def test_a_program_that_loops_has_the_bits_of_one_a_row(accelerator, monkeypatch):

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from kernels._check import assert_bitwise, assert_differs, assert_fault_seen, assert_same_rows, draw
+from kernels._check import (
+    assert_bitwise,
+    assert_differs,
+    assert_fault_seen,
+    assert_same_fp8,
+    assert_same_rows,
+    draw,
+)
+from kernels.fp8_quantise.kernel import quantise as quantise_fp8
 from kernels.nvfp4_quantise.kernel import quantise
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
 from kernels.rmsnorm.kernel import rmsnorm
@@ -44,6 +52,27 @@ def test_the_sum_has_the_norm_s_order(D, step, accelerator):
     got = kernel.rmsnorm_quantise(torch.from_numpy(row).to(accelerator), None, eps=EPS, copy=F32)
     assert_bitwise(got.copy.cpu(), by_hand(row, total))
     assert_differs(got.copy.cpu(), by_hand(row, 2.0**24))
+
+
+@pytest.mark.parametrize("between", [BF16, F32], ids=["through bf16", "in registers"])
+@pytest.mark.parametrize(("T", "D"), [(0, 128), (1, 4096), (3, 1536), (9, 384)])
+def test_in_fp8_it_has_the_bits_of_two_kernels(T, D, between, accelerator):
+    x, weight = inputs(T, D, accelerator)
+    got = kernel.rmsnorm_quantise(x, weight, eps=EPS, form="fp8", between=between, copy=between)
+    norm = rmsnorm(x, weight, eps=EPS, dtype=between)
+    assert_same_fp8(got.rows, quantise_fp8(norm))
+    assert_bitwise(got.copy.float().cpu(), norm.float().cpu())
+    if T:
+        other = quantise_fp8(rmsnorm(x, weight, eps=2 * EPS + 1e-2, dtype=between))
+        assert_fault_seen(lambda: assert_same_fp8(got.rows, other))
+
+
+def test_special_rows_in_fp8_are_their_own(accelerator):
+    x, weight = inputs(6, 256, accelerator, F32)
+    x[1], x[2, 5], x[3, 200], x[4] = 0.0, float("nan"), float("inf"), 1e-30
+    got = kernel.rmsnorm_quantise(x, weight, eps=EPS, form="fp8")
+    assert_same_fp8(got.rows, quantise_fp8(rmsnorm(x, weight, eps=EPS, dtype=F32)))
+    assert got.rows.scales.isnan().any(1).tolist() == [False, False, True, True, False, False]
 
 
 def test_unweighted_strided_rows_without_a_copy(accelerator):
@@ -128,3 +157,8 @@ def test_a_misfit_is_refused():
         kernel.rmsnorm_quantise(torch.zeros(3, 32), torch.zeros(31), eps=EPS)
     with pytest.raises(ValueError, match="no multiple of NVFP4's 16"):
         kernel.rmsnorm_quantise(torch.zeros(3, 40), None, eps=EPS)
+    with pytest.raises(ValueError, match="no multiple of FP8's 128"):
+        kernel.rmsnorm_quantise(torch.zeros(3, 64), None, eps=EPS, form="fp8")
+    out = NormedRows(quantise(torch.zeros(3, 128)), None)
+    with pytest.raises(TypeError, match="out is Nvfp4Rows, form is fp8"):
+        kernel.rmsnorm_quantise(torch.zeros(3, 128), None, eps=EPS, form="fp8", out=out)

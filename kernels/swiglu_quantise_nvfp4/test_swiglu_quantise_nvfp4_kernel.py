@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernels._check import assert_fault_seen, assert_same_rows, draw
+from kernels._check import assert_fault_seen, assert_same_fp8, assert_same_rows, draw
+from kernels.fp8_quantise.kernel import quantise as quantise_fp8
 from kernels.nvfp4_quantise.kernel import quantise
 from kernels.swiglu.kernel import swiglu
 from kernels.swiglu_quantise_nvfp4 import kernel, ref
@@ -22,6 +23,19 @@ def unfused(gate_up, dtype, limit=LIMIT):
 def test_has_the_bits_of_two_kernels(T, between, accelerator):
     gate_up = 2 * draw(T, 192, seed=1).to(BF16).to(accelerator)
     assert_same_rows(kernel.swiglu_quantise(gate_up, limit=LIMIT, between=between), unfused(gate_up, between))
+
+
+@pytest.mark.parametrize("between", [BF16, F32], ids=["through bf16", "in registers"])
+@pytest.mark.parametrize(("T", "F"), [(0, 128), (3, 384), (2, 2048)])
+def test_in_fp8_it_has_the_bits_of_two_kernels(T, F, between, accelerator):
+    gate_up = 2 * draw(T, 2 * F, seed=6).to(BF16).to(accelerator)
+    if T:
+        gate_up[1, 3] = float("nan")
+    got = kernel.swiglu_quantise(gate_up, limit=LIMIT, form="fp8", between=between)
+    assert_same_fp8(got, quantise_fp8(swiglu(gate_up, limit=LIMIT, dtype=between)))
+    if T:
+        other = quantise_fp8(swiglu(gate_up, limit=2.2, dtype=between))
+        assert_fault_seen(lambda: assert_same_fp8(got, other))
 
 
 @pytest.mark.parametrize("F", [16, 2048, 3072])
