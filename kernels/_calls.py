@@ -12,6 +12,7 @@ from kernels.formats.nvfp4_record import Nvfp4Layout
 from kernels.fp8_quantise.kernel import quantise as quantise_fp8
 from kernels.fp8_quantise.ref import Fp8Rows
 from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
+from kernels.grouped_ffn.fp8_kernel import fp8_grouped_ffn
 from kernels.grouped_ffn.kernel import dense_ffn, grouped_ffn
 from kernels.hc import kernel as hc
 from kernels.hc.ref import Mix
@@ -22,6 +23,13 @@ from kernels.index_topk.kernel import index_topk
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
 from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
 from kernels.linear import wide_kernel as wide
+from kernels.linear.fp8_kernel import (
+    Fp8Weight,
+    Mxfp4Weight,
+    fp8_grouped_linear,
+    fp8_linear,
+    fp8_stacked_linear,
+)
 from kernels.linear.kernel import Nvfp4Weight, grouped_linear, nvfp4_linear, stacked_linear
 from kernels.mhc_rmsnorm_quantise_nvfp4.kernel import mhc_rmsnorm_quantise
 from kernels.nvfp4_quantise.kernel import quantise
@@ -91,6 +99,7 @@ Q_FP8 = {"q": of(U8, T, H, 320), "q_scale": of(F32, T, H), "residual": of(U8, T,
 STREAMS = {"streams": of(BF16, T, 4, D)}
 MIX = Mix(of(F32, T, 4), of(F32, T, 4), of(F32, T, 4, 4))
 NORMED = NormedRows(rows(T, D), of(BF16, T, D))
+FP8_STACK = Fp8Weight(of(E4M3, 2, 64, D), of(F32, 2, 1, 2))
 NORMED_FP8 = NormedRows(rows_fp8(T, D), of(BF16, T, D))
 CHOSEN = {"ids": of(I32, T, 2), "weights": of(F32, T, 2)}
 FFN = {"x": rows(T, D), "gate_up": weight(4, 128, D, scales=4), "down": weight(4, D, 64, scales=4)}
@@ -118,6 +127,12 @@ CALLS = {
         {"pages": PAGES_NVFP4, "idx": of(I32, T, 9), "nope": 192, "out": of(BF16, T, 9, 256), **TABLE},
     ),
     "grouped_ffn": (grouped_ffn, {**FFN, **CHOSEN, "limit": 7.0, "out": of(BF16, T, D)}),
+    "fp8_grouped_ffn": (
+        fp8_grouped_ffn,
+        {"x": rows_fp8(T, D), **CHOSEN, "limit": 7.0, "out": of(BF16, T, D)}
+        | {"gate_up": Fp8Weight(of(E4M3, 4, 256, D), of(F32, 4, 2, 2))}
+        | {"down": Mxfp4Weight(of(U8, 4, D, 64), of(U8, 4, D, 4))},
+    ),
     "dense_ffn": (dense_ffn, {"x": rows(T, D), **SHARED, "limit": 7.0, "out": of(BF16, T, D)}),
     "mix": (
         hc.mix,
@@ -179,9 +194,21 @@ CALLS = {
         {"x": of(F32, T, D), "weight": of(F32, 64, D), "out": of(F32, T, 64)},
     ),
     "fp8_linear": (
-        wide.fp8_linear,
-        {"codes": of(E4M3, T, D), "scales": of(F32, T, 2), "weight": of(E4M3, 64, D)}
-        | {"weight_scales": of(F32, 1, 2), "out": of(BF16, T, 64)},
+        fp8_linear,
+        {"x": rows_fp8(T, D), "weight": Fp8Weight(of(E4M3, 64, D), of(F32, 1, 2)), "out": of(BF16, T, 64)},
+    ),
+    "fp8_linear mxfp4": (
+        fp8_linear,
+        {"x": rows_fp8(T, D), "weight": Mxfp4Weight(of(U8, 64, D // 2), of(U8, 64, D // 32))}
+        | {"out": of(BF16, T, 64)},
+    ),
+    "fp8_grouped_linear": (
+        fp8_grouped_linear,
+        {"x": rows_fp8(T, 2 * D), "weight": FP8_STACK, "out": of(BF16, T, 128)},
+    ),
+    "fp8_stacked_linear": (
+        fp8_stacked_linear,
+        {"x": rows_fp8(T, D), "weight": FP8_STACK, "out": of(BF16, T, 128)},
     ),
     "mhc_rmsnorm_quantise": (
         mhc_rmsnorm_quantise,

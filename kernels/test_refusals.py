@@ -15,6 +15,8 @@ from torch import Tensor
 from kernels._calls import CALLS, U8
 from kernels._check import not_launched
 from kernels.compress import step_kernel
+from kernels.grouped_ffn import fp8_kernel as fp8_experts
+from kernels.linear import fp8_kernel
 from kernels.linear import wide_kernel as wide
 
 # what other functions here call on arguments that these have seen, or checks itself as a part of their calls
@@ -28,7 +30,7 @@ PARTS = {
     "partial_sums",
     "path_of",
 }
-PARTS |= {"allocate_rows", "of_normed", "pointers_of", "room", "seven_scales"}
+PARTS |= {"allocate_rows", "check_weight", "of_normed", "pointers_of", "room", "seven_scales"}
 WRITTEN = {"out", "into", "ids", "weights"}  # of the caller; what they may be is all in the docstring's shape
 STEPS = ("dense_ffn",)  # three functions that are here themselves: each refuses what it is given
 STRIDED = ("index_logits", "paged_index_logits")  # scores whose rows may be
@@ -91,7 +93,9 @@ def test_the_call_itself_is_taken(call):
 
 
 def test_every_function_with_tensors_is_here():
-    files = [*Path(__file__).parent.glob("*/kernel.py"), Path(wide.__file__), Path(step_kernel.__file__)]
+    files = [*Path(__file__).parent.glob("*/kernel.py"), Path(wide.__file__)]
+    more = (fp8_kernel, fp8_experts, step_kernel)
+    files += [Path(module.__file__) for module in more]
     modules = [importlib.import_module(f"kernels.{file.parent.name}.{file.stem}") for file in files]
     found = {
         name

@@ -1,4 +1,7 @@
-"""Slots sorted by expert on the device: fixed grids, no sync, the same order every time; see :func:`group`."""
+"""What any experts' products share: slots sorted by expert, :func:`group`, and their weighted sum, :func:`combine`.
+
+Fixed grids, no sync, the same order every time.
+"""
 
 from typing import NamedTuple
 
@@ -7,7 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.build_spec import Build, Sizes
+from kernels.overlap import OVERLAPPED, follow, overlap
+
 CHUNK = 1024  # ids read at once
+COMBINE_COLS = 512
 
 
 class Blocks(NamedTuple):
@@ -115,3 +122,59 @@ def group(ids: Tensor, num_experts: int, bt: int) -> Blocks:
         CHUNK=min(CHUNK, max(32, triton.next_power_of_2(size))),
     )
     return Blocks(slots, expert, first, count)
+
+
+@triton.jit
+def _combine(y_ptr, weight_ptr, out_ptr, D, SLOTS: tl.constexpr, PDL: tl.constexpr, COLS: tl.constexpr):
+    follow(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    total = tl.zeros((COLS,), tl.float32)
+    for place in tl.static_range(SLOTS):  # ids ascend, so this is by ascending expert
+        y = tl.load(y_ptr + (token * SLOTS + place) * D + col, mask=col < D, other=0.0)
+        total += y * tl.load(weight_ptr + token * SLOTS + place)
+    tl.store(out_ptr + token * D + col, total.to(out_ptr.dtype.element_ty), mask=col < D)
+
+
+def combine(y: Tensor, weights: Tensor, out: Tensor) -> Tensor:
+    """Weighted sum of each token's slots, FP32 by ascending expert, stored once.
+
+    Parameters
+    ----------
+    y : (T * k, D) FP32
+    weights : (T, k) FP32
+    out : (T, D), written
+
+    Returns
+    -------
+    ``out``
+    """
+    (T, k), D = weights.shape, y.shape[1]
+    _combine[(T, triton.cdiv(D, COMBINE_COLS))](
+        y, weights, out, D, SLOTS=k, COLS=COMBINE_COLS, **overlap(out.device)
+    )
+    return out
+
+
+def builds(sizes: Sizes, bt: int) -> list[Build]:
+    """Grouping into blocks of ``bt``, and the weighted sum."""
+    experts = sizes.n_routed_experts
+    ids = dict.fromkeys(("ids_ptr", "slots_ptr", "expert_ptr", "first_ptr", "count_ptr"), "*i32")
+    values = {"y_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": "*bf16"}
+    return [
+        Build(
+            name=f"grouped_ffn/group/{sizes.name}",
+            kernel=_group,
+            signature=ids | {"num_slots": "i32", "MAX_BLOCKS": "i32"},
+            constants={"E": experts, "E_BLOCK": triton.next_power_of_2(experts + 1), "BT": bt, "CHUNK": 512},
+            aligned=("ids_ptr", "slots_ptr"),
+        ),
+        Build(
+            name=f"grouped_ffn/combine/{sizes.name}",
+            kernel=_combine,
+            signature=values | {"D": "i32"},
+            constants={"SLOTS": sizes.num_experts_per_tok, "PDL": True, "COLS": COMBINE_COLS},
+            aligned=(*values, "D"),
+            options=OVERLAPPED,
+        ),
+    ]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kernels.arguments import FLOATS, Wanted, check, check_option
 from kernels.build_spec import Build, Sizes
-from kernels.grouped_ffn import hopper_down_kernel, hopper_kernel
-from kernels.grouped_ffn.group_kernel import Blocks, _group, group
+from kernels.grouped_ffn import fp8_kernel, group_kernel, hopper_down_kernel, hopper_kernel
+from kernels.grouped_ffn.group_kernel import Blocks, combine, group
 from kernels.linear.hopper_kernel import addressable, fits, here
 from kernels.linear.kernel import (
     BATCH,
@@ -32,10 +32,7 @@ from kernels.linear.kernel import (
 )
 from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, way
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
-from kernels.overlap import OVERLAPPED, follow, overlap
 from kernels.swiglu_quantise_nvfp4.kernel import swiglu_quantise
-
-COMBINE_COLS = 512
 
 
 def tile_for(num_slots: int, num_experts: int, native: bool) -> Tile:
@@ -109,18 +106,6 @@ def _grouped_product(
     acc = acc * tl.load(gsa_ptr + x_row)[None, :] * tl.load(scale_2_ptr + expert)
     at = slot[None, :].to(tl.int64) * N + n[:, None]
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & held[None, :])
-
-
-@triton.jit
-def _combine(y_ptr, weight_ptr, out_ptr, D, SLOTS: tl.constexpr, PDL: tl.constexpr, COLS: tl.constexpr):
-    follow(PDL)
-    token = tl.program_id(0).to(tl.int64)
-    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    total = tl.zeros((COLS,), tl.float32)
-    for place in tl.static_range(SLOTS):  # ids ascend, so this is by ascending expert
-        y = tl.load(y_ptr + (token * SLOTS + place) * D + col, mask=col < D, other=0.0)
-        total += y * tl.load(weight_ptr + token * SLOTS + place)
-    tl.store(out_ptr + token * D + col, total.to(out_ptr.dtype.element_ty), mask=col < D)
 
 
 def _product(
@@ -248,10 +233,7 @@ def grouped_ffn(
     else:
         hidden = swiglu_quantise(both, limit=limit, between=stored)
         _product(hidden, down, blocks, tile, how, y, per_row=1)
-    _combine[(T, triton.cdiv(D, COMBINE_COLS))](
-        y, weights, out, D, SLOTS=k, COLS=COMBINE_COLS, **overlap(device)
-    )
-    return out
+    return combine(y, weights, out)
 
 
 def dense_ffn(
@@ -291,30 +273,7 @@ def builds(sizes: Sizes) -> list[Build]:
         for T in (1, 64, 4096):
             found.append(_product_build(f"gate_up/T={T}", sizes, how, T, d, k, "*bf16"))
         found.append(_product_build("down/T=64", sizes, how, 64, f, 1, "*fp32"))
-    experts = sizes.n_routed_experts
-    constants = {"E": experts, "E_BLOCK": triton.next_power_of_2(experts + 1), "BT": DECODE.bt, "CHUNK": 512}
-    pointers = dict.fromkeys(("ids_ptr", "slots_ptr", "expert_ptr", "first_ptr", "count_ptr"), "*i32")
-    found.append(
-        Build(
-            name=f"grouped_ffn/group/{sizes.name}",
-            kernel=_group,
-            signature=pointers | {"num_slots": "i32", "MAX_BLOCKS": "i32"},
-            constants=constants,
-            aligned=("ids_ptr", "slots_ptr"),
-        )
-    )
-    pointers = {"y_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": "*bf16"}
-    found.append(
-        Build(
-            name=f"grouped_ffn/combine/{sizes.name}",
-            kernel=_combine,
-            signature=pointers | {"D": "i32"},
-            constants={"SLOTS": k, "PDL": True, "COLS": COMBINE_COLS},
-            aligned=(*pointers, "D"),
-            options=OVERLAPPED,
-        )
-    )
-    return found
+    return found + fp8_kernel.builds(sizes) + group_kernel.builds(sizes, DECODE.bt)
 
 
 def _product_build(name: str, sizes: Sizes, how: str, T: int, k: int, per_row: int, store: str) -> Build:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
-from kernels.linear import finish_kernel, hopper_kernel, wide_kernel
+from kernels.linear import finish_kernel, fp8_kernel, hopper_kernel, wide_kernel
 from kernels.linear.finish_kernel import finish
 from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, operands, way
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
@@ -303,7 +303,7 @@ def builds(sizes: Sizes) -> list[Build]:
         found += [
             _build(f"{name}/T={rows}/{sizes.name}", groups, n, k, rows, how) for how in ("ptx", "native")
         ]
-    return found + wide_kernel.builds(sizes) + finish_kernel.builds(sizes)
+    return found + wide_kernel.builds(sizes) + fp8_kernel.builds(sizes) + finish_kernel.builds(sizes)
 
 
 def _build(name: str, groups: int, n: int, k: int, rows: int, how: str) -> Build:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels._check import assert_bitwise, draw
-from kernels.formats import bf16, e2m1, fp8_block, nvfp4, ue8m0
+from kernels.formats import bf16, e2m1, nvfp4
 from kernels.linear import kernel as nvfp4_module
 from kernels.linear.kernel import (
     Nvfp4Weight,
@@ -24,7 +24,7 @@ from kernels.linear.kernel import (
 )
 from kernels.linear.ref import Activation, Weight, linear, quantise_activation
 from kernels.linear.ref import grouped_linear as grouped_ref
-from kernels.linear.wide_kernel import bf16_linear, fp8_linear, fp32_linear
+from kernels.linear.wide_kernel import bf16_linear, fp32_linear
 from kernels.nvfp4_quantise.ref import Nvfp4Rows, quantise
 
 HALF_ULP = {
@@ -32,7 +32,6 @@ HALF_ULP = {
     torch.float32: 2.0**-24,
 }  # of the largest value of a binade: twice of some
 SIZES = (0, 1, 3, 8, 9, 17, 127)
-E4M3 = torch.float8_e4m3fn
 
 
 @pytest.fixture(autouse=True)
@@ -235,33 +234,6 @@ def test_another_stored_format_is_refused_by_name(case):
         nvfp4_linear(rows, packed)
     with pytest.raises((TypeError, ValueError), match=r"dtype|float16"):
         nvfp4_linear(*next((r, w) for _, _, r, w in refusals()), dtype=torch.float16)
-
-
-@pytest.mark.parametrize("bytes_", [False, True])
-@pytest.mark.parametrize("T", [0, 1, 3, 17])
-def test_fp8_linear(accelerator, T, bytes_):
-    x, matrix = draw(T, 512, seed=4, decades=1), draw(200, 512, seed=5, decades=1)
-    codes, scale = fp8_block.quantise(x, 128)
-    w_codes, w_scale = fp8_block.quantise_weight(matrix)
-    activation = Activation(values=fp8_block.dequantise(codes, scale, 128), narrow=True)
-    values = fp8_block.dequantise_weight(w_codes, w_scale).double().T.contiguous()
-    weight = Weight(values=values, scale=torch.ones((), dtype=torch.float64), format="fp8")
-    # Hopper's FP8 tensor cores cut 32 products and the sum so far at 13 bits below the largest, four times a block
-    unit = 2.0**-23 if accelerator == "cpu" else 4 * 33 * 2.0**-13 / 512
-    given = (codes.view(E4M3), ue8m0.encode(scale) if bytes_ else scale, w_codes.view(E4M3), w_scale)
-    codes_, scale_, weight_, squares = (part.to(accelerator) for part in given)
-    for dtype in (torch.bfloat16, torch.float32):
-        slack = bound(activation, weight, dtype, unit)
-        got = fp8_linear(codes_, scale_, weight_, squares, dtype=dtype)
-        assert is_close(got, exact(activation, weight), slack)
-        if T:
-            assert not is_close(
-                fp8_linear(codes_, scale_, weight_, squares.roll(1, 1).contiguous(), dtype=dtype),
-                exact(activation, weight),
-                slack,
-            )
-    with pytest.raises(TypeError, match=r"weight is torch\.uint8"):
-        fp8_linear(codes_, scale_, weight_.view(torch.uint8), squares)
 
 
 @pytest.mark.parametrize(("N", "K"), [(70, 200), (64, 1024)])

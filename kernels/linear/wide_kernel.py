@@ -1,4 +1,4 @@
-"""Linear layers in BF16, FP8 (W8A8) and FP32: see :func:`bf16_linear`, :func:`fp8_linear`, :func:`fp32_linear`."""
+"""Linear layers in BF16 and FP32: see :func:`bf16_linear`, :func:`fp32_linear`."""
 
 import torch
 import triton
@@ -7,17 +7,14 @@ from torch import Tensor
 
 from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
-from kernels.formats import device as fmt
 from kernels.linear.finish_kernel import finish, sqrt_softplus
 
 ENOUGH_PROGRAMS = 256  # two a multiprocessor: a tile in flight is 16 KB or more here
-FP8_BLOCK = 128
-BF16, FP32, FP8 = "bf16", "fp32", "fp8"
+BF16, FP32 = "bf16", "fp32"
 # activation rows up to -> (weight rows, activation rows, columns, warps, stages). Tensor cores of Hopper take 64
 # weight rows of 4 warps; FP32 sums are FMAs, one column a thread and step, in the same order for any tile.
 TILES = {
     BF16: ((16, (64, 16, 128, 4, 4)), (1 << 31, (128, 64, 64, 4, 4))),
-    FP8: ((16, (64, 16, 128, 4, 4)), (1 << 31, (128, 64, 128, 8, 3))),
     FP32: ((16, (32, 16, 64, 4, 3)), (1 << 31, (64, 32, 32, 4, 3))),
 }
 
@@ -41,21 +38,17 @@ def num_parts(kind: str, n: int, k: int) -> int:
 @triton.jit(do_not_specialize=["T"])
 def _wide_linear(
     x_ptr,
-    x_scale_ptr,
     w_ptr,
-    w_scale_ptr,
     out_ptr,
     T,
     N,
     x_stride,
-    x_scale_stride,
     K: tl.constexpr,
     PARTS: tl.constexpr,
     BN: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
-    KIND: tl.constexpr,
     SCORES: tl.constexpr,
 ):
     part = tl.program_id(1)
@@ -76,31 +69,14 @@ def _wide_linear(
             inside = (first + step * BK + col < K)[None, :]
             w = tl.load(w_at + step * BK, mask=inside, other=0.0)
             x = tl.load(x_at + step * BK, mask=inside, other=0.0)
-        if KIND == "fp8":
-            block = first // BK + step  # a step is one block of 128 columns: one scale on each side
-            x_scale = tl.load(x_scale_ptr + x_row * x_scale_stride + block)
-            if x_scale_ptr.dtype.element_ty == tl.uint8:
-                x_scale = fmt.ue8m0_value(x_scale)
-            w_scale = tl.load(w_scale_ptr + (w_row // BK) * tl.cdiv(K, BK) + block)
-            acc += tl.dot(w, tl.trans(x)) * (w_scale[:, None] * x_scale[None, :])
-        else:
-            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
     if SCORES:
         acc = sqrt_softplus(acc.to(tl.float64)).to(tl.float32)
     at = (part * T + t[None, :].to(tl.int64)) * N + n[:, None]
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (t < T)[None, :])
 
 
-def _launch(
-    kind: str,
-    x: Tensor,
-    x_scale: Tensor,
-    weight: Tensor,
-    w_scale: Tensor,
-    out: Tensor,
-    *,
-    scores: bool = False,
-) -> Tensor:
+def _launch(kind: str, x: Tensor, weight: Tensor, out: Tensor, *, scores: bool = False) -> Tensor:
     rows, k = x.shape
     n = weight.shape[0]
     if rows == 0 or n == 0:
@@ -110,21 +86,17 @@ def _launch(
     target = out if parts == 1 else torch.empty(parts, rows, n, dtype=torch.float32, device=x.device)
     _wide_linear[(triton.cdiv(n, bn), parts, triton.cdiv(rows, bt))](
         x,
-        x_scale,
         weight,
-        w_scale,
         target,
         rows,
         n,
         x.stride(0),
-        x_scale.stride(0),
         K=k,
         PARTS=parts,
         BN=bn,
         BT=bt,
         BK=bk,
         STAGES=stages,
-        KIND=kind,
         SCORES=scores and parts == 1,
         num_warps=warps,
     )
@@ -164,7 +136,7 @@ def bf16_linear(
         weight=(weight, "N K", torch.bfloat16),
         out=(out, "T N", dtype),
     )
-    return _launch(BF16, x, x, weight, weight, _result(x, weight, dtype, out))
+    return _launch(BF16, x, weight, _result(x, weight, dtype, out))
 
 
 def fp32_linear(x: Tensor, weight: Tensor, *, scores: bool = False, out: Tensor | None = None) -> Tensor:
@@ -195,56 +167,7 @@ def fp32_linear(x: Tensor, weight: Tensor, *, scores: bool = False, out: Tensor 
         weight=(weight, "N K", torch.float32),
         out=(out, "T N", torch.float32),
     )
-    return _launch(FP32, x, x, weight, weight, _result(x, weight, torch.float32, out), scores=scores)
-
-
-def fp8_linear(
-    codes: Tensor,
-    scales: Tensor,
-    weight: Tensor,
-    weight_scales: Tensor,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    out: Tensor | None = None,
-) -> Tensor:
-    """W8A8: E4M3 codes with one scale per 128 columns of a row and per 128 x 128 square of the weight.
-
-    Each block of 128 columns is one product on FP8 tensor cores; Hopper's keep about 14 bits inside it. Blocks are
-    scaled and added in FP32.
-
-    Parameters
-    ----------
-    codes : (T, K) float8_e4m3fn, rows may be strided; K a multiple of 128
-    scales : (T, K/128) FP32, or uint8 (UE8M0)
-    weight : (N, K) float8_e4m3fn, dense
-    weight_scales : (ceil(N/128), K/128) FP32, dense
-    dtype : bfloat16 or float32
-        Of the result.
-    out : (T, N), optional
-        Dense, of ``dtype``.
-
-    Returns
-    -------
-    (T, N) bfloat16 or float32
-
-    Raises
-    ------
-    TypeError, ValueError
-        Another stored format, shape or stride.
-    """
-    check_option("fp8_linear", FLOATS, dtype=dtype)
-    rows = check("fp8_linear", weight=(weight, "N K", torch.float8_e4m3fn))["N"]
-    squares = triton.cdiv(rows, FP8_BLOCK)
-    check(
-        "fp8_linear",
-        dense=("weight", "weight_scales", "out"),
-        codes=(codes, "T K", torch.float8_e4m3fn),
-        scales=(scales, "T K/128", (torch.float32, torch.uint8)),
-        weight=(weight, "N K", torch.float8_e4m3fn),
-        weight_scales=(weight_scales, f"{squares} K/128", torch.float32),
-        out=(out, "T N", dtype),
-    )
-    return _launch(FP8, codes, scales, weight, weight_scales, _result(codes, weight, dtype, out))
+    return _launch(FP32, x, weight, _result(x, weight, torch.float32, out), scores=scores)
 
 
 def _result(x: Tensor, weight: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
@@ -252,15 +175,11 @@ def _result(x: Tensor, weight: Tensor, dtype: torch.dtype, out: Tensor | None) -
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """Indexer and compressor projections in BF16, kv in FP8, router and lm_head in FP32, at decode and in batches."""
+    """Indexer and compressor projections in BF16, router and lm_head in FP32, at decode and in batches."""
     d = sizes.hidden_size
     return [
         _build(f"index_weights/T=16/{sizes.name}", BF16, sizes.index_n_heads, d, 16),
         _build(f"compressor/T=64/{sizes.name}", BF16, 2 * sizes.head_dim, d, 64),
-        _build(
-            f"q_b/T=16/{sizes.name}", FP8, sizes.num_attention_heads * sizes.head_dim, sizes.q_lora_rank, 16
-        ),
-        _build(f"kv/T=64/{sizes.name}", FP8, sizes.head_dim, d, 64),
         _build(f"router/T=16/{sizes.name}", FP32, sizes.n_routed_experts, d, 16),
         _build(f"lm_head/T=16/{sizes.name}", FP32, 129280, d, 16),
     ]
@@ -269,22 +188,15 @@ def builds(sizes: Sizes) -> list[Build]:
 def _build(name: str, kind: str, n: int, k: int, rows: int) -> Build:
     bn, bt, bk, warps, stages = tile_for(kind, rows)
     parts = num_parts(kind, n, k) if rows <= 16 else 1
-    element, scale = {BF16: ("*bf16", "*bf16"), FP8: ("*fp8e4nv", "*fp32"), FP32: ("*fp32", "*fp32")}[kind]
+    element = {BF16: "*bf16", FP32: "*fp32"}[kind]
     store = "*bf16" if parts == 1 and kind != FP32 else "*fp32"
-    pointers = {
-        "x_ptr": element,
-        "x_scale_ptr": scale,
-        "w_ptr": element,
-        "w_scale_ptr": scale,
-        "out_ptr": store,
-    }
-    constants = {"K": k, "PARTS": parts, "BN": bn, "BT": bt, "BK": bk, "STAGES": stages, "KIND": kind}
+    pointers = {"x_ptr": element, "w_ptr": element, "out_ptr": store}
+    constants = {"K": k, "PARTS": parts, "BN": bn, "BT": bt, "BK": bk, "STAGES": stages}
     return Build(
         name=f"linear/{kind}/{name}",
         kernel=_wide_linear,
-        signature=pointers | dict.fromkeys(("T", "N", "x_stride", "x_scale_stride"), "i32"),
+        signature=pointers | dict.fromkeys(("T", "N", "x_stride"), "i32"),
         constants=constants | {"SCORES": False},
         aligned=(*pointers, "N", "x_stride"),
         options={"num_warps": warps},
-        native=("fp8",) if kind == FP8 else (),
     )
