@@ -25,7 +25,7 @@ from kernels._check import assert_fault_seen
 class Seen:
     """An op's own test and the arguments that it is run with: ``Seen(tests.test_every_width, D=130)``.
 
-    What the test takes besides is a fixture of that name.
+    What else the test must be given is a fixture of that name.
     """
 
     def __init__(self, test: Callable[..., None], **arguments: Any) -> None:
@@ -33,8 +33,9 @@ class Seen:
 
     def __call__(self, request: pytest.FixtureRequest) -> None:
         """Run the test."""
-        wanted = [name for name in inspect.signature(self.test).parameters if name not in self.arguments]
-        self.test(**self.arguments, **{name: request.getfixturevalue(name) for name in wanted})
+        parameters = inspect.signature(self.test).parameters.values()
+        fixtures = [p.name for p in parameters if p.name not in self.arguments and p.default is p.empty]
+        self.test(**self.arguments, **{name: request.getfixturevalue(name) for name in fixtures})
 
     def __str__(self) -> str:
         """Name of the test and its arguments."""

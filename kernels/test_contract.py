@@ -48,6 +48,7 @@ TORCH_FREE = (
     "dsv4.judge",
     "dsv4.report",
 )
+HELPERS = ("conftest.py", "_check.py", "_mutate.py", "_oracle.py")  # of tests
 FLOOR_MAY_SHARE = {"Weight"}  # what holds a checkpoint's values; it computes nothing
 
 
@@ -66,7 +67,7 @@ def sources() -> dict[str, Path]:
     found = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            if path.name.startswith("test_") or path.name in ("conftest.py", "_check.py", "_oracle.py"):
+            if path.name.startswith("test_") or path.name in HELPERS:
                 continue
             parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -291,7 +292,7 @@ def test_what_files_and_rules_read_needs_no_torch_however_deep():
 
 
 def test_nobody_imports_a_script_or_a_test_helper():
-    helpers = re.compile(r"(^|\.)(test_\w+|conftest|_check|_oracle|derive_\w+)$")
+    helpers = re.compile(r"(^|\.)(test_\w+|conftest|_check|_mutate|_oracle|derive_\w+)$")
     found = [
         f"{module} -> {i.module}.{i.name}"
         for module in SOURCES

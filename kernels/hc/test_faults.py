@@ -179,9 +179,13 @@ FAULTS = [
         streams_kernel.expand_kernel,
         EXPAND,
         {
-            "comb transposed": (
-                "(NUM_STREAMS * NUM_STREAMS) + k\n        new = y * tl.load(post_ptr + wide * NUM_STREAMS + k)\n        new = tl.fma(x0, tl.load(comb), new)\n        new = tl.fma(x1, tl.load(comb + NUM_STREAMS), new)",
-                "(NUM_STREAMS * NUM_STREAMS) + k\n        new = y * tl.load(post_ptr + wide * NUM_STREAMS + k)\n        new = tl.fma(x0, tl.load(comb + NUM_STREAMS), new)\n        new = tl.fma(x1, tl.load(comb), new)",
+            "two rows of comb swapped": (
+                "tl.load(comb), new)\n        new = tl.fma(x1, tl.load(comb + NUM_STREAMS), new)",
+                "tl.load(comb + NUM_STREAMS), new)\n        new = tl.fma(x1, tl.load(comb), new)",
+            ),
+            "the first column of comb for all": (
+                "(NUM_STREAMS * NUM_STREAMS) + k",
+                "(NUM_STREAMS * NUM_STREAMS)",
             ),
             "one post for all": ("post_ptr + wide * NUM_STREAMS + k", "post_ptr + wide * NUM_STREAMS"),
             "y left out": ("new = y * tl.load", "new = 0 * y * tl.load"),

@@ -14,6 +14,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 HC = {"norm_eps": 1e-6, "hc_eps": 1e-6, "iterations": 20}
 HEAD = {"norm_eps": 1e-6, "hc_eps": 1e-6}
 pytestmark = pytest.mark.usefixtures("poisoned")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Gluon has no interpreter")
 
 
 def inputs(T, D, dtype=BF16, outputs=24, spread=1.0):
@@ -129,7 +130,7 @@ def tile_as(monkeypatch, tiles, rows, T, K):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="Gluon has no interpreter")
+@on_gpu
 @pytest.mark.parametrize("D", [64, 1300, 4096, 7168])
 @pytest.mark.parametrize("T", [1, 67, 300])
 def test_the_hopper_kernel_has_one_order_of_sums(T, D, monkeypatch):

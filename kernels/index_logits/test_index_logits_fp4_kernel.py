@@ -14,6 +14,8 @@ from kernels.index_query.ref import folded
 
 D = 128
 POISON = 1e30
+BLACKWELL = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (10, 0)
+on_blackwell = pytest.mark.skipif(not BLACKWELL, reason="FP4 products are Blackwell's, and not interpreted")
 
 
 def case(B, N, C, H=8, seed=0, decades=0.0):
@@ -71,6 +73,35 @@ def test_equals_the_ref(N, C, H, decades, accelerator):
     got = run(made, 1, N, torch.full((1, N), C, dtype=torch.int32), accelerator)[0, :, :C]
     want = ref.index_logits(*values, weights, narrow=True)
     assert bool(((got.double() - want.double()).abs() <= bound(values, weights)).all())
+
+
+@pytest.mark.gpu
+@on_blackwell
+@pytest.mark.parametrize(("N", "C", "H"), [(1, 1, 16), (3, 129, 64)])
+@pytest.mark.parametrize("fill", [True, False])
+def test_native_products_equal_the_ref(N, C, H, fill):
+    """Both operands as stored. Each of D products, cut as it is added, may lose 2^-23 of the sum of magnitudes."""
+    _, _, k_codes, k_scales, values, weights = case(1, N, C, H)
+    q_codes, q_scales = mxfp4.quantise(values[0])
+    pages, ids = in_pages(k_codes, k_scales, 64, 24, "cuda")
+    limits = torch.arange(C, C - N, -1, dtype=torch.int32).clamp_min(0)
+    out = torch.full((1, N, 64 * len(ids)), POISON, device="cuda")
+    got = paged_index_logits_fp4(
+        e2m1.pack(q_codes)[None].cuda(),
+        pages,
+        ids[None].cuda(),
+        weights[None].cuda(),
+        limits[None].cuda(),
+        page_size=64,
+        q_scales=ue8m0.encode(q_scales)[None].cuda(),
+        fill=fill,
+        out=out,
+    )[0].cpu()
+    want, slack = ref.index_logits(*values, weights, narrow=True), bound(values, weights) * (2 * D + H) / H
+    shown = torch.arange(C) < limits[:, None]
+    assert bool(((got[:, :C].double() - want.double()).abs() <= slack)[shown].all())
+    assert bool((got[:, :C][~shown] == (-math.inf if fill else POISON)).all())
+    assert bool((got[:, C:] == (-math.inf if fill else POISON)).all())
 
 
 def test_one_head_of_small_scales_is_exact(accelerator):

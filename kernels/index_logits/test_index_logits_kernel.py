@@ -11,6 +11,7 @@ from kernels.index_logits import hopper_kernel, kernel, paged_kernel, ref
 
 D = kernel.HEAD_DIM
 POISON = 1e30
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Gluon has no interpreter")
 
 
 def case(T, C, H=8, seed=0, decades=0.0):
@@ -110,7 +111,7 @@ def test_nan_stays_with_its_key_and_its_row(accelerator):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="Gluon has no interpreter")
+@on_gpu
 @pytest.mark.parametrize("fill", [True, False])
 @pytest.mark.parametrize(
     ("T", "C"), [(1, 1), (3, 127), (4, 257), (64, 300), (65, 128), (130, 1000), (257, 600)]

@@ -65,6 +65,13 @@ def hidden_first(inputs, count):
     return replace(inputs, idx=idx)
 
 
+def rising(inputs):
+    """The same with each row's small keys before its large ones, so that the maximum rises on the way."""
+    x = inputs.x.clone()
+    x[:, ROWS // 2 :] *= 4
+    return replace(inputs, x=x, idx=inputs.idx.sort(-1).values)
+
+
 def slots(idx, sequence):
     """Physical slot of each row of a sequence, -1 kept."""
     page = TABLE[sequence.long()].gather(1, (idx.clamp_min(0) // PAGE).long())

@@ -15,6 +15,7 @@ from kernels.sparse_attn.test_bound import (
     case,
     hidden_first,
     q_record,
+    rising,
     run,
     slots,
     stored,
@@ -56,6 +57,17 @@ def test_within_the_bound_of_its_roundings(path, T, H, S, splits):
 @pytest.mark.parametrize("splits", [1, 2])
 def test_tiles_without_a_key_before_those_with_some(path, splits):
     inputs = hidden_first(case(2, 40, 300, nope=448), 193)
+    got, q, pool = run(path, inputs, "cuda", splits=splits, by="hopper")
+    assert_close(got, want(path, inputs, q, pool))
+
+
+@pytest.mark.gpu
+@on_hopper
+@each_path
+@pytest.mark.parametrize("splits", [1, 2])
+def test_scores_that_rise_from_tile_to_tile(path, splits):
+    """The sums are rescaled only where a maximum grows by more than 2^8: here it does, in each row with keys."""
+    inputs = rising(case(3, 40, 300, nope=448))
     got, q, pool = run(path, inputs, "cuda", splits=splits, by="hopper")
     assert_close(got, want(path, inputs, q, pool))
 

@@ -18,6 +18,7 @@ from kernels.sparse_attn.test_bound import (
     close,
     hidden_first,
     q_record,
+    rising,
     run,
     slots,
     stored,
@@ -63,9 +64,7 @@ def test_tiles_without_a_key_after_those_with_some(path, accelerator):
 @pytest.mark.parametrize("path", PATHS)
 def test_scores_that_rise_from_tile_to_tile(path, accelerator):
     """What was summed under a smaller maximum is rescaled: drawn keys hardly raise it after their first tile."""
-    inputs = case(1, 3, 130)
-    inputs.x[:, ROWS // 2 :] *= 4
-    inputs = replace(inputs, idx=inputs.idx.sort(-1).values)
+    inputs = rising(case(1, 3, 130))
     got, q, pool = run(path, inputs, accelerator)
     assert_close(got, want(path, inputs, q, pool))
 

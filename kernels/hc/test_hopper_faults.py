@@ -1,0 +1,45 @@
+"""Faults planted in the source of mHC's Hopper kernel, on such a GPU alone: the op's tests see each."""
+
+import pytest
+
+from kernels._mutate import Faults, Seen, planted
+from kernels.hc import hopper_kernel
+from kernels.hc import test_hc_kernel as tests
+
+ORDER = Seen(tests.test_the_hopper_kernel_has_one_order_of_sums, T=67, D=1300)
+FAULTS = [
+    Faults(
+        hopper_kernel.partial_hopper_kernel,
+        ORDER,
+        {
+            "two splits of the same columns": (
+                "gl.program_id(1) * steps * 64",
+                "gl.program_id(1) // 2 * steps * 64",
+            ),
+            "a gain of 1.001": (
+                "gl.store(part_ptr + place, total,",
+                "gl.store(part_ptr + place, total * 1.001,",
+            ),
+        },
+    ),
+    Faults(
+        hopper_kernel._store_terms,
+        ORDER,
+        {
+            "the middle term left out": (".store(_upper(middle))", ".store(_upper(middle * 0.0))"),
+            "the last term is the middle one": ("_upper(rest - middle)", "_upper(middle)"),
+        },
+    ),
+    Faults(
+        hopper_kernel._squares, ORDER, {"no squares": ("gl.sum(wide * wide, 1)", "gl.sum(gl.abs(wide), 1)")}
+    ),
+    Faults(
+        hopper_kernel._chains,
+        ORDER,
+        {
+            "a segment for the chain": ("chain += done", "chain = done"),
+            "a chain of squares lost": ("pair_square += chain_square", "pair_square = chain_square"),
+        },
+    ),
+]
+test_faults_in_the_source_are_seen = planted(FAULTS, pytest.mark.gpu, tests.on_gpu)
