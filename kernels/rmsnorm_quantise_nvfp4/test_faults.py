@@ -28,7 +28,7 @@ FAULTS = [
         BITS,
         {
             "the copy without the last value": ("col < D)", "col < D - 1)"),
-            "quantised before the norm": ("store_nvfp4(y, amax, top,", "store_nvfp4(x, amax, top,"),
+            "quantised before the norm": ("store_rows(y, amax, top,", "store_rows(x, amax, top,"),
             "the weight twice": ("norm_row(x, weight, D", "norm_row(x * weight, weight, D"),
         },
     ),
