@@ -10,32 +10,35 @@ from kernels._check import assert_bitwise, draw
 from kernels.formats import device as fmt
 from kernels.formats import e2m1, e4m3, fp8_block, fp8_scaled, mxfp4, ue8m0
 
-COLS = 128
+COLS, ROWS = 128, 4  # of a program
 
 
 @triton.jit
-def _fp8_block(x_ptr, code_ptr, scale_ptr, GROUP: tl.constexpr, COLS: tl.constexpr):
-    x = tl.load(x_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS))
-    code, scale = fmt.fp8_block(tl.reshape(x, (1, COLS // GROUP, GROUP)))
-    tl.store(code_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS), tl.reshape(code, (COLS,)))
-    at = tl.program_id(0) * (COLS // GROUP) + tl.arange(0, COLS // GROUP)
-    tl.store(scale_ptr + at, fmt.ue8m0_value(fmt.ue8m0_byte(tl.reshape(scale, (COLS // GROUP,)))))
+def _at(COLS: tl.constexpr, ROWS: tl.constexpr):
+    """Elements [ROWS, COLS] of this program's rows."""
+    return (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None] * COLS + tl.arange(0, COLS)[None, :]
 
 
 @triton.jit
-def _fp8_scaled(x_ptr, code_ptr, scale_ptr, COLS: tl.constexpr):
-    x = tl.load(x_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
-    code, scale = fmt.fp8_scaled(x)
-    tl.store(code_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :], code)
-    tl.store(scale_ptr + tl.program_id(0) + tl.arange(0, 1), scale)
+def _fp8_block(x_ptr, code_ptr, scale_ptr, GROUP: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr):
+    x = tl.load(x_ptr + _at(COLS, ROWS))
+    code, scale = fmt.fp8_block(tl.reshape(x, (ROWS, COLS // GROUP, GROUP)))
+    tl.store(code_ptr + _at(COLS, ROWS), tl.reshape(code, (ROWS, COLS)))
+    tl.store(scale_ptr + _at(COLS // GROUP, ROWS), fmt.ue8m0_value(fmt.ue8m0_byte(scale)))
 
 
 @triton.jit
-def _mxfp4(x_ptr, code_ptr, byte_ptr, COLS: tl.constexpr):
-    x = tl.load(x_ptr + tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
-    packed, byte = fmt.mxfp4_block(x, 1, COLS)
-    tl.store(code_ptr + tl.program_id(0) * (COLS // 2) + tl.arange(0, COLS // 2)[None, :], packed)
-    tl.store(byte_ptr + tl.program_id(0) * (COLS // 32) + tl.arange(0, COLS // 32)[None, :], byte)
+def _fp8_scaled(x_ptr, code_ptr, scale_ptr, COLS: tl.constexpr, ROWS: tl.constexpr):
+    code, scale = fmt.fp8_scaled(tl.load(x_ptr + _at(COLS, ROWS)))
+    tl.store(code_ptr + _at(COLS, ROWS), code)
+    tl.store(scale_ptr + tl.program_id(0) * ROWS + tl.arange(0, ROWS), scale)
+
+
+@triton.jit
+def _mxfp4(x_ptr, code_ptr, byte_ptr, COLS: tl.constexpr, ROWS: tl.constexpr):
+    packed, byte = fmt.mxfp4_block(tl.load(x_ptr + _at(COLS, ROWS)), ROWS, COLS)
+    tl.store(code_ptr + _at(COLS // 2, ROWS), packed)
+    tl.store(byte_ptr + _at(COLS // 32, ROWS), byte)
 
 
 @triton.jit
@@ -83,6 +86,11 @@ def next_to_ties() -> torch.Tensor:
     return torch.cat((amax, near.view(torch.float32), torch.zeros(2, COLS - 118)), 1)
 
 
+def programs(rows: torch.Tensor) -> tuple[int]:
+    assert len(rows) % ROWS == 0
+    return (len(rows) // ROWS,)
+
+
 def empty(rows: torch.Tensor, cols: int, dtype: torch.dtype) -> torch.Tensor:
     """(rows, cols) bytes that no kernel wrote."""
     count = rows.shape[0] * cols * dtype.itemsize
@@ -92,7 +100,7 @@ def empty(rows: torch.Tensor, cols: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("group", [64, 128])
 def test_fp8_block(rows, group):
     code, scale = empty(rows, COLS, torch.float8_e4m3fn), empty(rows, COLS // group, torch.float32)
-    _fp8_block[(len(rows),)](rows, code, scale, GROUP=group, COLS=COLS, **fmt.EXACT)
+    _fp8_block[programs(rows)](rows, code, scale, GROUP=group, COLS=COLS, ROWS=ROWS, **fmt.EXACT)
     wanted = fp8_block.quantise(rows, group)
     assert_bitwise(e4m3.decode(code.view(torch.uint8)).cpu(), e4m3.decode(wanted[0]).cpu())
     assert_bitwise(scale.cpu(), wanted[1].cpu())
@@ -100,7 +108,7 @@ def test_fp8_block(rows, group):
 
 def test_fp8_scaled(rows):
     code, scale = empty(rows, COLS, torch.float8_e4m3fn), empty(rows, 1, torch.float32)
-    _fp8_scaled[(len(rows),)](rows, code, scale, COLS=COLS, **fmt.EXACT)
+    _fp8_scaled[programs(rows)](rows, code, scale, COLS=COLS, ROWS=ROWS, **fmt.EXACT)
     wanted = fp8_scaled.quantise(rows)
     assert_bitwise(e4m3.decode(code.view(torch.uint8)).cpu(), e4m3.decode(wanted[0]).cpu())
     assert_bitwise(scale.cpu(), wanted[1].cpu())
@@ -108,7 +116,7 @@ def test_fp8_scaled(rows):
 
 def test_mxfp4(rows):
     code, byte = empty(rows, COLS // 2, torch.uint8), empty(rows, COLS // 32, torch.uint8)
-    _mxfp4[(len(rows),)](rows, code, byte, COLS=COLS, **fmt.EXACT)
+    _mxfp4[programs(rows)](rows, code, byte, COLS=COLS, ROWS=ROWS, **fmt.EXACT)
     wanted = mxfp4.quantise(rows)
     assert_bitwise(code.cpu(), e2m1.pack(wanted[0]).cpu())
     assert_bitwise(byte.cpu(), ue8m0.encode(wanted[1]).cpu())

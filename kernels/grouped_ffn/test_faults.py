@@ -20,7 +20,7 @@ FEW = Seen(
     bt=8,
     dtype=tests.torch.int32,
 )
-FFN = Seen(tests.test_both_products_and_the_weighted_sum, T=5)
+FFN = Seen(tests.test_both_products_and_the_weighted_sum, T=2)
 ALONE = Seen(tests.test_both_products_and_the_weighted_sum, T=1)
 FAULTS = [
     Faults(

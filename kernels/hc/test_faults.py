@@ -6,12 +6,12 @@ from kernels.hc import test_hc_kernel as tests
 
 MIX = Seen(tests.test_mix, T=3, D=64, dtype=tests.BF16)
 WIDE = Seen(tests.test_mix, T=3, D=64, dtype=tests.F32)
-SEGMENTS = Seen(tests.test_mix, T=5, D=1000, dtype=tests.BF16)
+SEGMENTS = Seen(tests.test_mix, T=2, D=300, dtype=tests.BF16)
 PRODUCTS = Seen(tests.test_products_are_three_exact_ones)
 EXACT = Seen(tests.test_gates_and_sinkhorn_of_exact_logits, fault=None)
 ORDER = Seen(tests.test_few_and_many_rows_have_the_same_bits, T=3)
-COLLAPSE = Seen(tests.test_collapse, T=3, D=1000, dtype=tests.BF16)
-EXPAND = Seen(tests.test_expand, T=3, D=1000, dtype=tests.BF16)
+COLLAPSE = Seen(tests.test_collapse, T=3, D=48, dtype=tests.BF16)
+EXPAND = Seen(tests.test_expand, T=3, D=48, dtype=tests.BF16)
 FAULTS = [
     Faults(
         mix_kernel.partial_kernel,

@@ -14,7 +14,7 @@ FAULTS = [
         FILLED,
         {
             "both groups of keys are the first": ("[start + group * TILE, 0]", "[start, 0]"),
-            "hidden entries are 0": ('gl.full([2 * TILE], float("-inf")', "gl.full([2 * TILE], 0.0"),
+            "hidden entries are a number": ('gl.full([2 * TILE], float("-inf")', "gl.full([2 * TILE], -1e30"),
         },
     ),
     Faults(

@@ -4,8 +4,8 @@ from kernels._mutate import Faults, Seen, planted
 from kernels.mhc_rmsnorm_quantise_nvfp4 import kernel
 from kernels.mhc_rmsnorm_quantise_nvfp4 import test_mhc_rmsnorm_quantise_nvfp4_kernel as tests
 
-BITS = Seen(tests.test_has_the_bits_of_three_kernels, T=17, D=48, dtype=tests.BF16, between=tests.F32)
-STORED = Seen(tests.test_has_the_bits_of_three_kernels, T=17, D=48, dtype=tests.BF16, between=tests.BF16)
+BITS = Seen(tests.test_has_the_bits_of_three_kernels, T=4, D=96, dtype=tests.BF16, between=tests.F32)
+STORED = Seen(tests.test_has_the_bits_of_three_kernels, T=4, D=96, dtype=tests.BF16, between=tests.BF16)
 LOOPS = Seen(tests.test_a_program_that_loops_has_the_bits_of_one_a_row)
 FAULTS = [
     Faults(
