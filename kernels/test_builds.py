@@ -16,10 +16,16 @@ from kernels.build.architecture import ARCHITECTURES
 from kernels.build_spec import FLASH, PRO, Build
 from kernels.formats.kv_record import RecordLayout
 from kernels.formats.nvfp4_record import Nvfp4Layout
+from kernels.fp8_quantise.ref import Fp8Rows
 from kernels.gather_dequantise import kernel as gather
+from kernels.grouped_ffn import fp8_kernel as fp8_experts
+from kernels.grouped_ffn import kernel as grouped_ffn
+from kernels.grouped_ffn.fp8_kernel import fp8_grouped_ffn
 from kernels.index_logits import hopper_kernel as hopper_logits
 from kernels.index_logits import kernel as index_logits
 from kernels.kv_store import kernel as kv_store
+from kernels.linear import fp8_kernel as fp8
+from kernels.linear import kernel as linear
 from kernels.sparse_attn import combine_kernel, gathered_hopper_kernel, hopper_kernel, tiles
 from kernels.sparse_attn import kernel as sparse_attn
 from kernels.sparse_attn.builds import ARCHES
@@ -188,6 +194,35 @@ def test_the_gather_is_built(sizes, nvfp4):
         op(of(9, layout(nope).page_bytes(PAGE), dtype=U8), of(4, 640, dtype=I32), nope=nope)
     for arch in ARCHITECTURES:
         assert_built(launched, gather.builds(sizes), arch)
+
+
+@pytest.mark.parametrize("sizes", [FLASH, PRO], ids=lambda sizes: sizes.name)
+@pytest.mark.parametrize("four_bit", [False, True], ids=["fp8", "mxfp4"])
+def test_products_on_fp8_rows_are_built(sizes, four_bit):
+    def weight(*shape):
+        *stack, n, k = shape
+        if four_bit:
+            return fp8.Mxfp4Weight(of(*shape[:-1], k // 2, dtype=U8), of(*shape[:-1], k // 32, dtype=U8))
+        return fp8.Fp8Weight(of(*shape, dtype=E4M3), of(*stack, -(-n // 128), k // 128, dtype=F32))
+
+    def rows(count, k):
+        return Fp8Rows(of(count, k, dtype=E4M3), of(count, k // 128, dtype=F32))
+
+    heads, d, f = sizes.num_attention_heads * sizes.head_dim, sizes.hidden_size, sizes.moe_intermediate_size
+    with not_launched() as launched:
+        fp8.fp8_linear(rows(16, sizes.q_lora_rank), weight(heads, sizes.q_lora_rank))
+        fp8.fp8_linear(rows(64, d), weight(sizes.head_dim, d))
+        fp8.fp8_grouped_linear(
+            rows(1, heads), weight(sizes.o_groups, sizes.o_lora_rank, heads // sizes.o_groups)
+        )
+        chosen = of(64, 6, dtype=I32), of(64, 6, dtype=F32)
+        experts = weight(sizes.n_routed_experts, 2 * f, d), weight(sizes.n_routed_experts, d, f)
+        fp8_grouped_ffn(rows(64, d), *chosen, *experts, limit=1.0)
+    ours = [one for one in launched if one[0] in (fp8._fp8_linear, fp8_experts._grouped_fp8_product)]
+    assert len(ours) == 5
+    builds = linear.builds(sizes) + grouped_ffn.builds(sizes)
+    for arch in ARCHITECTURES:
+        assert_built(ours, builds, arch)
 
 
 @pytest.mark.parametrize("sizes", [FLASH, PRO], ids=lambda sizes: sizes.name)

@@ -46,7 +46,7 @@ def q_b(at: KernelLayer, env: Env, batch: Batch) -> Written:
 
 def kv(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """attn_in_q to the KV vector (T, K): BF16, or kept in registers until it is stored."""
-    raw = at.linear(env["attn_in_q"], at.native.kv)
+    raw = at.linear(at.read_also(env, "attn_in", at.native.q_a, at.native.kv), at.native.kv)
     weight, eps = at.native.kv_norm, at.eps
     cos, sin = at.cos_sin(batch.positions)
     if at.plan.kv_norm == "unfused":

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dsv4.backend import products
 from dsv4.backend.layer import Env, KernelLayer, Written
+from dsv4.backend.products import reads
 from dsv4.model.cache import Batch
-from kernels.grouped_ffn.kernel import grouped_ffn
-from kernels.linear.kernel import nvfp4_linear, stacked_linear
 from kernels.route import kernel as route_kernel
 from kernels.swiglu_quantise_nvfp4.kernel import swiglu_quantise
 
@@ -45,7 +45,7 @@ def route_weights(at: KernelLayer, env: Env, batch: Batch) -> Written:
 
 def experts(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """moe_in_q to the chosen experts' weighted sum: routed (T, D) BF16."""
-    routed = grouped_ffn(
+    routed = products.experts(
         env["moe_in_q"].rows,
         env["expert_ids"],
         env["expert_weights"],
@@ -62,10 +62,13 @@ def shared(at: KernelLayer, env: Env, batch: Batch) -> Written:
 
     They are made here one by one, so that what SwiGLU clamps is seen.
     """
-    gate_up = stacked_linear(env["moe_in_q"].rows, at.native.shared, dtype=_stored(at))
+    native, stored = at.native, _stored(at)
+    x = at.read_also(env, "moe_in", native.experts_gate_up, native.shared)
+    gate_up = products.stacked(x.rows, native.shared, stored)
     at.seen("gate_up", at.layer, gate_up)
-    hidden = swiglu_quantise(gate_up, limit=at.config.swiglu_limit, between=_stored(at))
-    return {"shared": nvfp4_linear(hidden, at.native.shared_down)}
+    form = reads(native.shared_down)
+    hidden = swiglu_quantise(gate_up, limit=at.config.swiglu_limit, form=form, between=stored)
+    return {"shared": products.linear(hidden, native.shared_down)}
 
 
 def _stored(at: KernelLayer) -> torch.dtype:

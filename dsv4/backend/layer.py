@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dsv4.backend import products
 from dsv4.backend.paths import check_stored
+from dsv4.backend.products import Native, quantised, reads
 from dsv4.backend.values import Fused, Packed
 from dsv4.backend.weights import native_layer
 from dsv4.model.config import ModelConfig
@@ -15,7 +17,11 @@ from dsv4.model.numerics import Numerics
 from dsv4.model.ops import REFS
 from dsv4.model.weights import LayerWeights
 from dsv4.plan import Plan
-from kernels.linear.kernel import Nvfp4Weight, nvfp4_linear
+from kernels.formats import e2m1
+from kernels.formats import nvfp4 as nvfp4_format
+from kernels.fp8_quantise.ref import quantise as fp8_on_device
+from kernels.nvfp4_quantise.ref import Nvfp4Rows
+from kernels.rmsnorm_quantise_nvfp4.ref import Form, Rows
 from kernels.rope.ref import cos_sin
 
 __all__ = ["Env", "KernelLayer", "Seen", "Written"]
@@ -56,7 +62,7 @@ class KernelLayer(LayerBase):
         seen: Seen,
     ) -> None:
         super().__init__(layer, weights, config, numerics, REFS)
-        check_stored(layer, weights)
+        check_stored(layer, weights, config)
         self.plan, self.device, self.seen = plan, device, seen
         self.native = native_layer(weights, config, device)
         self.fused = Fused()
@@ -101,6 +107,42 @@ class KernelLayer(LayerBase):
         """``rms_norm_eps``."""
         return self.config.rms_norm_eps
 
-    def linear(self, x: Packed, weight: Nvfp4Weight) -> Tensor:
-        """(T, K) NVFP4 by a stored matrix, in BF16."""
-        return nvfp4_linear(x.rows, weight)
+    @property
+    def requantised(self) -> int:
+        """Inputs that :meth:`read_also` quantises again."""
+        native = self.native
+        pairs = ((native.q_a, native.kv), (native.experts_gate_up, native.shared))
+        return sum(reads(first) != reads(second) for first, second in pairs)
+
+    def linear(self, x: Packed, weight: Native) -> Tensor:
+        """(T, K) rows by a stored matrix, in BF16."""
+        return products.linear(x.rows, weight)
+
+    def stored_input(self, name: str, x: Tensor, form: Form, gsa: str | None = None) -> Packed:
+        """Rows of ``x`` in a form: those made beside it, or by the quantiser alone; NVFP4 under the plan's gsa."""
+        rows = self.fused.take(name, x)
+        return self._quantised(x, form, gsa, rows if isinstance(rows, products.TYPES[form]) else None)
+
+    def read_also(self, env: Env, name: str, first: Native, weight: Native) -> Packed:
+        """Input ``name`` as its second reader takes it: the first's rows, or its own where the forms differ."""
+        if reads(first) == reads(weight):
+            return env[f"{name}_q"]
+        return self._quantised(env[name], reads(weight), None, None)
+
+    def _quantised(self, x: Tensor, form: Form, gsa: str | None, rows: Rows | None) -> Packed:
+        how = {"fused_scalar_gsa": "scalar", "fused_launch_gsa": "launch"}.get(self.plan.norm_quant, "row")
+        how = gsa or how
+        if how == "launch":
+            return Packed(_with_one_gsa(x) if form == "nvfp4" else fp8_on_device(x))
+        rows = quantised(x, form) if rows is None else rows
+        if how == "scalar" and isinstance(rows, Nvfp4Rows) and len(rows.gsa):
+            rows = rows._replace(gsa=rows.gsa.amax().expand_as(rows.gsa).contiguous())
+        return Packed(rows)
+
+
+def _with_one_gsa(x: Tensor) -> Nvfp4Rows:
+    """NVFP4 with the largest gsa of all rows in each, by the format's own torch functions on the device."""
+    gsa = nvfp4_format.row_gsa(x)
+    gsa = gsa.amax().expand_as(gsa) if gsa.numel() else gsa
+    codes, scales, gsa = nvfp4_format.quantise(x, gsa)
+    return Nvfp4Rows(e2m1.pack(codes), scales, gsa.squeeze(-1).contiguous())

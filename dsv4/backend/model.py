@@ -68,6 +68,7 @@ class KernelTransformer(Transformer):
     Attributes
     ----------
     launches : launches of the last forward pass in which every sequence had one token.
+    requantised : inputs of a step that are quantised again, as their second reader is stored in another format.
 
     Raises
     ------
@@ -98,6 +99,7 @@ class KernelTransformer(Transformer):
         self.embedding = weights.embed.to(self._device)
         self.pools = layer_pools(config, self.numerics, page_size, self._device)
         self.launches = Counter[str]()
+        self.requantised = sum(layer.requantised for layer in self.stages)  # type: ignore[attr-defined]
 
     @property
     def device(self) -> torch.device:

@@ -48,6 +48,8 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "hc_mult": (4,),
     "index_head_dim": (128,),
 }
+STORED = ("nvfp4", "fp8", "mxfp4")
+SQUARE = 128  # rows and columns of an FP8 matrix under one scale
 NARROW = ("q_a", "q_b", "kv", "o_a", "o_b")
 NARROW += ("experts_gate_up", "experts_down", "shared_gate", "shared_up", "shared_down")
 
@@ -83,8 +85,8 @@ def check_sizes(config: ModelConfig) -> None:
             )
 
 
-def check_stored(layer: int, weights: Any) -> None:
-    """Refuse a layer whose linears and experts are not stored in NVFP4.
+def check_stored(layer: int, weights: Any, config: ModelConfig) -> None:
+    """Refuse a layer with a linear or expert stored in a format that no kernel reads, or formats that none joins.
 
     Raises
     ------
@@ -93,7 +95,20 @@ def check_stored(layer: int, weights: Any) -> None:
     """
     for name in NARROW:
         weight = getattr(weights, name)
-        if weight.format != "nvfp4" or not weight.stored:
+        if weight.format not in STORED or not weight.stored:
+            expected = " or ".join(STORED)
             raise NoKernelError(
-                f"no kernel for layer {layer}, {name} stored as {weight.format}: expected nvfp4; set `backend: ref`"
+                f"no kernel for layer {layer}, {name} stored as {weight.format}: expected {expected};"
+                " set `backend: ref`"
             )
+    first, second = weights.experts_gate_up, weights.experts_down
+    if first.reads != second.reads:
+        raise NoKernelError(
+            f"no kernel for layer {layer}, experts_gate_up stored as {first.format} and experts_down as"
+            f" {second.format}: one reads {first.reads}, the other {second.reads}; set `backend: ref`"
+        )
+    if weights.o_a.format == "fp8" and config.o_lora_rank % SQUARE:
+        raise NoKernelError(
+            f"no kernel for layer {layer}, o_a stored as fp8 with o_lora_rank = {config.o_lora_rank}:"
+            f" expected a multiple of {SQUARE}, so that no scale belongs to two groups; set `backend: ref`"
+        )

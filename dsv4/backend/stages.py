@@ -11,23 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsv4.backend import attention, compressed, experts
+from dsv4.backend import attention, compressed, experts, products
 from dsv4.backend.layer import Env, KernelLayer, Written
-from dsv4.backend.values import Packed
+from dsv4.backend.products import quantised, reads
 from dsv4.model.cache import Batch
 from dsv4.model.numerics import Numerics
 from dsv4.model.ops import REFS
 from dsv4.model.stages import LayerStages
 from dsv4.model.weights import HyperWeights
-from kernels.formats import e2m1
-from kernels.formats import nvfp4 as nvfp4_format
 from kernels.hc import kernel as hc
-from kernels.linear.kernel import grouped_linear, nvfp4_linear
 from kernels.mhc_rmsnorm_quantise_nvfp4.kernel import mhc_rmsnorm_quantise
-from kernels.nvfp4_quantise.kernel import quantise
-from kernels.nvfp4_quantise.ref import Nvfp4Rows
 from kernels.rmsnorm.kernel import rmsnorm
 from kernels.rmsnorm_quantise_nvfp4.kernel import rmsnorm_quantise
+from kernels.rmsnorm_quantise_nvfp4.ref import Form
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -59,19 +55,25 @@ class KernelLayerStages(KernelLayer, LayerStages):
         native = self.native
         ours = {
             "attn_mhc": lambda env, _: self.block_input(
-                "attn", env["streams"], native.attn_hc, native.input_norm
+                "attn", env["streams"], native.attn_hc, native.input_norm, reads(native.q_a)
             ),
-            "attn_quant": lambda env, _: {"attn_in_q": self.stored_input("attn_in", env["attn_in"])},
+            "attn_quant": lambda env, _: {
+                "attn_in_q": self.stored_input("attn_in", env["attn_in"], reads(native.q_a))
+            },
             "q_a": self._q_a_kernel,
-            "q_quant": lambda env, _: {"qr_q": self.stored_input("qr", env["qr"], gsa="row")},
+            "q_quant": lambda env, _: {
+                "qr_q": self.stored_input("qr", env["qr"], reads(native.q_b), gsa="row")
+            },
             "attn_proj": self._proj,
             "attn_mix": lambda env, _: {
                 "streams_mid": self.mixed("attn", env, env["streams"], env["attn_proj"])
             },
             "moe_mhc": lambda env, _: self.block_input(
-                "moe", env["streams_mid"], native.ffn_hc, native.post_norm
+                "moe", env["streams_mid"], native.ffn_hc, native.post_norm, reads(native.experts_gate_up)
             ),
-            "moe_quant": lambda env, _: {"moe_in_q": self.stored_input("moe_in", env["moe_in"])},
+            "moe_quant": lambda env, _: {
+                "moe_in_q": self.stored_input("moe_in", env["moe_in"], reads(native.experts_gate_up))
+            },
             "moe_mix": lambda env, _: {"streams": self.mixed("moe", env, env["streams_mid"], env["moe_out"])},
         }
         others = {**attention.STAGES, **compressed.STAGES, **experts.STAGES}
@@ -92,8 +94,10 @@ class KernelLayerStages(KernelLayer, LayerStages):
     def _here(self, value: Any) -> Any:
         return value.to(self.device) if isinstance(value, Tensor) else value
 
-    def block_input(self, site: str, streams: Tensor, weights: HyperWeights, norm: Tensor) -> Written:
-        """Streams to mHC's weights and ``<site>_in`` (T, D): BF16 unfused, else an FP32 copy beside its NVFP4 rows."""
+    def block_input(
+        self, site: str, streams: Tensor, weights: HyperWeights, norm: Tensor, form: Form
+    ) -> Written:
+        """Streams to mHC's weights and ``<site>_in`` (T, D): BF16 unfused, else an FP32 copy beside its rows."""
         config, plan, name = self.config, self.plan, f"{site}_in"
         pre, post, comb = hc.mix(
             streams,
@@ -106,40 +110,30 @@ class KernelLayerStages(KernelLayer, LayerStages):
         )
         written = {f"{site}_pre": pre, f"{site}_post": post, f"{site}_comb": comb}
         if plan.mhc_quant == "fused":
-            rows, copy = mhc_rmsnorm_quantise(streams, pre, norm, eps=self.eps, copy=FP32)
+            rows, copy = mhc_rmsnorm_quantise(streams, pre, norm, eps=self.eps, form=form, copy=FP32)
         else:
             x = hc.collapse(streams, pre, dtype=BF16)
             if plan.norm_quant in ("unfused", "fused_launch_gsa"):
                 # one gsa of all rows is known after the last norm only, so that leaf's quantiser is apart
                 wide = plan.norm_quant == "fused_launch_gsa"
                 return written | {name: rmsnorm(x, norm, eps=self.eps, dtype=FP32 if wide else BF16)}
-            rows, copy = rmsnorm_quantise(x, norm, eps=self.eps, copy=FP32)
+            rows, copy = rmsnorm_quantise(x, norm, eps=self.eps, form=form, copy=FP32)
         self.fused.keep(name, copy, rows)
         return written | {name: copy}
-
-    def stored_input(self, name: str, x: Tensor, gsa: str | None = None) -> Packed:
-        """NVFP4 rows of ``x``: those made beside it, or by the quantiser alone; then the plan's gsa."""
-        how = {"fused_scalar_gsa": "scalar", "fused_launch_gsa": "launch"}.get(self.plan.norm_quant, "row")
-        how = gsa or how
-        rows = self.fused.take(name, x)
-        if how == "launch":
-            return Packed(_with_one_gsa(x))
-        rows = quantise(x) if rows is None else rows
-        if how == "scalar" and len(rows.gsa):
-            rows = rows._replace(gsa=rows.gsa.amax().expand_as(rows.gsa).contiguous())
-        return Packed(rows)
 
     def _q_a_kernel(self, env: Env, batch: Batch) -> Written:
         qr = self.linear(env["attn_in_q"], self.native.q_a)
         if self.plan.q_a_norm == "unfused":
             return {"qr": rmsnorm(qr, self.native.q_a_norm, eps=self.eps)}
-        rows, copy = rmsnorm_quantise(qr, self.native.q_a_norm, eps=self.eps, copy=FP32)
+        form = reads(self.native.q_b)
+        rows, copy = rmsnorm_quantise(qr, self.native.q_a_norm, eps=self.eps, form=form, copy=FP32)
         self.fused.keep("qr", copy, rows)
         return {"qr": copy}
 
     def _proj(self, env: Env, batch: Batch) -> Written:
-        low_rank = grouped_linear(quantise(env["attn_out"].flatten(1)), self.native.o_a)
-        return {"attn_proj": nvfp4_linear(quantise(low_rank), self.native.o_b)}
+        o_a, o_b = self.native.o_a, self.native.o_b
+        low_rank = products.grouped(quantised(env["attn_out"].flatten(1), reads(o_a)), o_a)
+        return {"attn_proj": products.linear(quantised(low_rank, reads(o_b)), o_b)}
 
     def mixed(self, site: str, env: Env, streams: Tensor, y: Tensor) -> Tensor:
         """Next streams (T, N, D), BF16 or FP32 by the plan's residual."""
@@ -153,11 +147,3 @@ def residual_dtype(numerics: Numerics, layer: int) -> torch.dtype:
     """How a layer's streams are stored."""
     between = torch.tensor(1.0 + 2.0**-12)
     return BF16 if float(numerics.residual(layer)(between)) == 1.0 else FP32
-
-
-def _with_one_gsa(x: Tensor) -> Nvfp4Rows:
-    """NVFP4 with the largest gsa of all rows in each, by the format's own torch functions on the device."""
-    gsa = nvfp4_format.row_gsa(x)
-    gsa = gsa.amax().expand_as(gsa) if gsa.numel() else gsa
-    codes, scales, gsa = nvfp4_format.quantise(x, gsa)
-    return Nvfp4Rows(e2m1.pack(codes), scales, gsa.squeeze(-1).contiguous())

@@ -56,7 +56,9 @@ def one_layer(plan, device):
 def assert_launches(model):
     """All rows of a batch in one launch a layer, as often as the judge expects of the plan."""
     sizes = Sizes(**{name: getattr(model.config, name) for name in Sizes.__annotations__})
-    assert [words(*found) for found in wrong(flatten(model.plan), sizes, model.launches)] == []
+    assert [
+        words(*found) for found in wrong(flatten(model.plan), sizes, model.launches, model.requantised)
+    ] == []
 
 
 def forward(model, chunks, probe=None, caches=None):
@@ -200,7 +202,7 @@ def test_sizes_and_stored_formats_without_kernels_are_refused_by_name(small, acc
     with pytest.raises(NoKernelError, match="head_dim = 128"):
         KernelTransformer(small_config(), weights, TOP.plan, device=accelerator)
     stored = random_weights(config, 0, formats={"q_b_proj": "bf16"})
-    with pytest.raises(NoKernelError, match="layer 0, q_b stored as bf16: expected nvfp4"):
+    with pytest.raises(NoKernelError, match="layer 0, q_b stored as bf16: expected nvfp4 or fp8 or mxfp4"):
         KernelTransformer(config, stored, TOP.plan, device=accelerator)
 
 

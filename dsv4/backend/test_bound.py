@@ -75,10 +75,21 @@ def isolated(
     return found
 
 
-def fp8_sums(plan: Plan) -> frozenset[str]:
-    """Taps behind which products of FP8 values are added."""
+# Tap -> matrices that it is a product with.
+PRODUCTS = {"qr": ("q_a",), "q": ("q_b",), "kv": ("kv",), "attn_proj": ("o_a", "o_b")}
+PRODUCTS |= {"routed": ("experts_gate_up", "experts_down"), "shared": ("shared_gate", "shared_down")}
+
+
+def fp8_sums(plan: Plan, weights: ModelWeights | None = None) -> frozenset[str]:
+    """Taps behind which products of FP8 values are added: by the plan, and by how ``weights`` are stored."""
     attention = () if plan.q_format == "bf16" else ("attn_out", "lse")
-    return frozenset((*attention, *(("index_scores",) if plan.index_score == "fp8" else ())))
+    stored = {
+        name
+        for layer in (weights.layers if weights else ())
+        for name, matrices in PRODUCTS.items()
+        if any(getattr(layer, matrix).format == "fp8" for matrix in matrices)
+    }
+    return frozenset((*attention, *(("index_scores",) if plan.index_score == "fp8" else ()), *stored))
 
 
 def normed_stores(plan: Plan) -> frozenset[str]:
@@ -98,7 +109,7 @@ def drawn(
     seeds: range = range(DRAWS),
 ) -> dict[tuple[Layer, str], list[Tensor]]:
     """Draws of the taps of :func:`fp8_sums`, as the noise floor draws them; none where sums are FP32."""
-    names = fp8_sums(plan) if sums != FP32 else frozenset[str]()
+    names = fp8_sums(plan, weights) if sums != FP32 else frozenset[str]()
     stages = frozenset(BY_NAME[name].stage for name in names)
     found: dict[tuple[Layer, str], list[Tensor]] = {}
     for seed in seeds if names else ():

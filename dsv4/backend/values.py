@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dsv4.backend.launches import uncounted
-from kernels.nvfp4_quantise.ref import Nvfp4Rows
+from kernels.rmsnorm_quantise_nvfp4.ref import Rows
 
 
 def on_cpu(value: Any) -> Tensor:
@@ -18,9 +18,9 @@ def on_cpu(value: Any) -> Tensor:
 
 
 class Packed:
-    """NVFP4 rows as a GEMM reads them, which taps see as the values that they stand for."""
+    """NVFP4 or FP8 rows as a GEMM reads them, which taps see as the values that they stand for."""
 
-    def __init__(self, rows: Nvfp4Rows) -> None:
+    def __init__(self, rows: Rows) -> None:
         self.rows = rows
 
     def dequantised(self) -> Tensor:
@@ -29,14 +29,13 @@ class Packed:
 
     def __getitem__(self, rows: Tensor | slice) -> "Packed":
         """Chosen rows."""
-        return Packed(Nvfp4Rows(*(part[rows] for part in self.rows)))
+        return Packed(type(self.rows)(*(part[rows] for part in self.rows)))
 
     @staticmethod
     def cat(parts: "Sequence[Packed]") -> "Packed":
         """Rows of several, one after the other."""
-        return Packed(
-            Nvfp4Rows(*(torch.cat(column) for column in zip(*(p.rows for p in parts), strict=True)))
-        )
+        columns = zip(*(part.rows for part in parts), strict=True)
+        return Packed(type(parts[0].rows)(*(torch.cat(column) for column in columns)))
 
 
 class Pending:

@@ -7,35 +7,45 @@ import torch
 from torch import Tensor
 
 from dsv4.backend.paths import NoKernelError
+from dsv4.backend.products import Native
 from dsv4.model.config import ModelConfig
 from dsv4.model.weights import CompressorWeights, HyperWeights, LayerWeights, on_device
+from kernels.linear.fp8_kernel import Fp8Weight, Mxfp4Weight
 from kernels.linear.kernel import Nvfp4Weight
 from kernels.linear.ref import Weight
 from kernels.linear.wide_kernel import bf16_linear, fp32_linear
 
 
-def nvfp4(weight: Weight, device: torch.device, groups: int | None = None) -> Nvfp4Weight:
-    """Stored codes, scales and per-tensor scale of a matrix (N, K), or of a stack; ``groups`` cuts N.
+def native(weight: Weight, device: torch.device, groups: int | None = None) -> Native:
+    """Stored bytes of a matrix (N, K), or of a stack; ``groups`` cuts N.
 
     Raises
     ------
     NoKernelError
         The checkpoint stores another format.
     """
-    if weight.format != "nvfp4" or not weight.stored:
-        raise NoKernelError(f"no kernel for a matrix stored as {weight.format}: expected nvfp4")
-    codes, scales, scale_2 = (part.to(device) for part in weight.stored)
-    assert codes.dtype == scales.dtype == torch.uint8
+    if weight.format not in ("nvfp4", "fp8", "mxfp4") or not weight.stored:
+        raise NoKernelError(f"no kernel for a matrix stored as {weight.format}: expected nvfp4, fp8 or mxfp4")
+    codes, scales, *scale_2 = (part.to(device) for part in weight.stored)
     if groups is not None:
         codes, scales = (part.unflatten(0, (groups, -1)) for part in (codes, scales))
-    return Nvfp4Weight(codes.contiguous(), scales.contiguous(), scale_2.float().reshape(-1).contiguous())
+    codes, scales = codes.contiguous(), scales.contiguous()
+    if weight.format == "nvfp4":
+        return Nvfp4Weight(codes, scales, scale_2[0].float().reshape(-1).contiguous())
+    return Fp8Weight(codes, scales) if weight.format == "fp8" else Mxfp4Weight(codes, scales)
 
 
-def stacked(first: Weight, second: Weight, device: torch.device) -> Nvfp4Weight:
-    """Two matrices of one size as a stack (2, N, K): the shared expert's gate and up."""
-    parts = [nvfp4(weight, device) for weight in (first, second)]
-    codes, scales = (torch.stack([part[k] for part in parts]) for k in (0, 1))
-    return Nvfp4Weight(codes, scales, torch.cat([part.scale_2 for part in parts]))
+def stacked(first: Weight, second: Weight, device: torch.device) -> Native:
+    """Two matrices of one size and format as a stack (2, N, K): the shared expert's gate and up."""
+    parts: list[Any] = [native(weight, device) for weight in (first, second)]
+    codes, scales = (_stack([part[k] for part in parts]) for k in (0, 1))
+    scale_2 = [torch.cat([part.scale_2 for part in parts])] if isinstance(parts[0], Nvfp4Weight) else []
+    return type(parts[0])(codes, scales, *scale_2)
+
+
+def _stack(parts: list[Tensor]) -> Tensor:
+    """``torch.stack``, of FP8 too."""
+    return torch.stack([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
 class Wide:
@@ -73,26 +83,26 @@ class NativeLayer:
     attn_hc: HyperWeights
     input_norm: Tensor
     sinks: Tensor
-    q_a: Nvfp4Weight
+    q_a: Native
     q_a_norm: Tensor
-    q_b: Nvfp4Weight
-    kv: Nvfp4Weight
+    q_b: Native
+    kv: Native
     kv_norm: Tensor
     compressor: NativeCompressor | None
     index_compressor: NativeCompressor | None
     index_q_b: Wide | None
     index_weights: Wide | None
-    o_a: Nvfp4Weight
-    o_b: Nvfp4Weight
+    o_a: Native
+    o_b: Native
     ffn_hc: HyperWeights
     post_norm: Tensor
     router: Tensor
     e_score_bias: Tensor | None
     tid2eid: Tensor | None
-    experts_gate_up: Nvfp4Weight
-    experts_down: Nvfp4Weight
-    shared: Nvfp4Weight
-    shared_down: Nvfp4Weight
+    experts_gate_up: Native
+    experts_down: Native
+    shared: Native
+    shared_down: Native
 
 
 def native_layer(weights: LayerWeights, config: ModelConfig, device: torch.device) -> NativeLayer:
@@ -102,11 +112,11 @@ def native_layer(weights: LayerWeights, config: ModelConfig, device: torch.devic
     narrow = ("q_a", "q_b", "kv", "o_b", "experts_gate_up", "experts_down", "shared_down")
     indexer, table = weights.indexer, weights.tid2eid
     same: dict[str, Any] = {name: on_device(getattr(weights, name), device) for name in plain}
-    same |= {name: nvfp4(getattr(weights, name), device) for name in narrow}
+    same |= {name: native(getattr(weights, name), device) for name in narrow}
     return NativeLayer(
         **same,
         tid2eid=None if table is None else table.to(device).contiguous(),
-        o_a=nvfp4(weights.o_a, device, config.o_groups),
+        o_a=native(weights.o_a, device, config.o_groups),
         shared=stacked(weights.shared_gate, weights.shared_up, device),
         compressor=_compressor(weights.compressor, device),
         index_compressor=_compressor(indexer.compressor if indexer else None, device),

@@ -44,13 +44,15 @@ class ExpertStages(LayerBase):
         weights = chosen * (self.config.routed_scaling_factor / (chosen.sum(-1, keepdim=True) + 1e-20))
         return {"expert_weights": self._single(weights)}
 
-    def _ffn(self, x: Tensor, gate: Tensor, up: Tensor, down: Weight, down_matrix: Tensor) -> Tensor:
+    def _ffn(
+        self, x: Tensor, first: Weight, gate: Tensor, up: Tensor, down: Weight, down_matrix: Tensor
+    ) -> Tensor:
         """One expert, its result before any store.
 
         Parameters
         ----------
         x : (T, D) FP64
-        gate, up : (D, F) FP64
+        first : how its first matrix is stored; gate, up : (D, F) FP64
         down : what its input is stored for; down_matrix : its (F, D) FP64.
 
         Returns
@@ -58,8 +60,8 @@ class ExpertStages(LayerBase):
         (T, D) FP64
         """
         stored = self.plan.casts.swiglu == "bf16"
-        g = self._bf16(x @ gate, x.shape[-1], when=stored).double()
-        u = self._bf16(x @ up, x.shape[-1], when=stored).double()
+        g, u = (self._summed(x @ part, x.shape[-1], first) for part in (gate, up))
+        g, u = ((bf16.round(part) if stored else part).double() for part in (g, u))
         hidden = self._bf16(eq.clamped_swiglu(g, u, self.config.swiglu_limit), 1, when=stored)
         return quantised_input(hidden, down.format).exact @ down_matrix
 
@@ -79,9 +81,9 @@ class ExpertStages(LayerBase):
         for expert in torch.unique(ids).tolist():
             token, slot = torch.where(ids == expert)
             matrices = gate_up[expert][:, :width], gate_up[expert][:, width:]
-            y = self._single(
-                self._ffn(x[token], *matrices, self.weights.experts_down, down[expert]), width
-            ).double()
+            stored = self.weights.experts_gate_up, self.weights.experts_down
+            y = self._ffn(x[token], stored[0], *matrices, stored[1], down[expert])
+            y = self._summed(y, width, stored[1]).double()
             total.index_add_(0, token, y * weights[token, slot, None])
         return {"routed": self._bf16(total, width)}
 
@@ -90,12 +92,13 @@ class ExpertStages(LayerBase):
         w = self.weights
         y = self._ffn(
             self._second(env, "moe_in", w.experts_gate_up, w.shared_gate),
+            w.shared_gate,
             matrix(w.shared_gate),
             matrix(w.shared_up),
             w.shared_down,
             matrix(w.shared_down),
         )
-        return {"shared": self._bf16(y, self.config.moe_intermediate_size)}
+        return {"shared": bf16.round(self._summed(y, self.config.moe_intermediate_size, w.shared_down))}
 
     def moe_sum(self, env: Env, batch: Batch) -> Written:
         """routed, shared (T, D) FP32 to their sum: moe_out (T, D) FP32, BF16 values."""

@@ -19,6 +19,7 @@ from dsv4.taps import layer_taps
 from kernels.formats import bf16
 from kernels.linear.ref import Weight
 
+FP8_BLOCK = 128  # columns under one scale of an FP8 activation
 Env = Mapping[str, Any]
 Written = dict[str, Any]
 
@@ -74,7 +75,16 @@ class LayerBase:
 
     def _gemm(self, x: Tensor, weight: Weight) -> Tensor:
         """(T, K) FP64 by a stored (K, N) matrix, stored in BF16: (T, N) FP32."""
-        return self._bf16(x @ matrix(weight), x.shape[-1])
+        return bf16.round(self._summed(x @ matrix(weight), x.shape[-1], weight))
+
+    def _summed(self, product: Tensor, terms: int, weight: Weight) -> Tensor:
+        """A product (..., N) FP64 of ``terms`` columns with ``weight`` as its accumulator would hold it: FP32.
+
+        An FP8 matrix meets FP8 rows, block by block of :data:`FP8_BLOCK` columns, each scaled and added in FP32.
+        """
+        if weight.format == "fp8" and self.sums != FP32:
+            return self.dither(product, FP8_BLOCK // self.sums.products, self.sums.fp8).float()
+        return self._single(product, terms)
 
     def _angles(self, positions: Tensor) -> Tensor:
         """Rotation angles (T, P / 2) FP64 of this layer at ``positions`` (T,) int64."""

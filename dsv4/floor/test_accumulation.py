@@ -5,6 +5,7 @@ import torch
 
 from dsv4.floor.accumulation import FP32, HOPPER_FP8_UNIT, accumulation_of
 from dsv4.floor.dither import Dither
+from dsv4.floor.layer import FP8_BLOCK
 from kernels.formats import e4m3
 
 BITS = 14  # kept of the largest addend
@@ -38,6 +39,23 @@ def test_a_draw_is_as_far_as_a_simulated_sum(terms):
     sums = accumulation_of("kernel", (9, 0))
     drawn = (Dither(1)(exact[None], terms // sums.products, sums.fp8)[0] - exact).square().mean().sqrt()
     assert 1 / 1.5 < float(drawn / simulated) < 1.5
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 16])
+def test_a_draw_is_as_far_as_simulated_blocks_that_are_added_in_fp32(blocks):
+    """Products with FP8 matrices: each block of 128 columns is cut under its own sums."""
+    generator = torch.Generator().manual_seed(blocks)
+    a, b = (
+        e4m3.decode(e4m3.encode(100 * torch.randn(4096, 128 * blocks, generator=generator))).double()
+        for _ in "ab"
+    )
+    products = (a * b).unflatten(1, (blocks, 128))
+    simulated = sum(hopper_sum(products[:, block]) for block in range(blocks)) - products.sum((1, 2))
+    sums = accumulation_of("kernel", (9, 0))
+    exact = products.sum((1, 2))
+    drawn = Dither(1)(exact[None], FP8_BLOCK // sums.products, sums.fp8)[0] - exact
+    ratio = float(drawn.square().mean().sqrt() / simulated.square().mean().sqrt())
+    assert 1 / 1.5 < ratio < 1.5
 
 
 def test_only_kernels_on_hopper_keep_fewer_bits():

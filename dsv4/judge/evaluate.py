@@ -95,7 +95,7 @@ def other_path(plan: Mapping[str, str], sizes: Sizes, notes: Notes) -> list[Find
         return []
     return [
         Finding(kind="path", mode="compounded", layer=-1, tap=one.tap, text=kernel_launches.words(one, seen))
-        for one, seen in kernel_launches.wrong(plan, sizes, notes.launches)
+        for one, seen in kernel_launches.wrong(plan, sizes, notes.launches, notes.requantised)
     ]
 
 

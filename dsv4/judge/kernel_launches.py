@@ -30,6 +30,7 @@ class Expected:
 MHC_FUSED = "mhc_rmsnorm_quantise_nvfp4._mhc_rmsnorm_quantise_kernel"
 NORM_FUSED = "rmsnorm_quantise_nvfp4._rmsnorm_quantise_kernel"
 QUANTISE = "nvfp4_quantise._nvfp4_quantise_kernel"
+QUANTISE_FP8 = "fp8_quantise._fp8_quantise_kernel"  # inputs of matrices in FP8 and MXFP4
 QUANTISE_LONG = "nvfp4_quantise._nvfp4_quantise_long_kernel"  # attention's output of more than 64 heads
 Q_BF16, Q_FP8 = (
     f"q_norm_rope_quantise.{name}" for name in ("_norm_rope_kernel", "_norm_rope_quantise_kernel")
@@ -42,13 +43,17 @@ FP8_ATTENTION = ("sparse_attn.attend_fp8_kernel", "sparse_attn.attend_hopper_ker
 FP8_SCORES = ("index_logits.paged_kernel",)
 FP4_SCORES = ("index_logits.folded_kernel", "index_logits.native_kernel")
 EXPERTS = tuple(
-    f"grouped_ffn.{name}" for name in ("_grouped_product", "_grouped_hopper_kernel", "_swiglu_down_kernel")
+    f"grouped_ffn.{name}"
+    for name in ("_grouped_product", "_grouped_fp8_product", "_grouped_hopper_kernel", "_swiglu_down_kernel")
 )
-PROJECTIONS = 2  # NVFP4 inputs of a layer that no norm makes: o_a's and o_b's
+PROJECTIONS = 2  # quantised inputs of a layer that no norm makes: o_a's and o_b's
 
 
-def expected(plan: Mapping[str, str], sizes: Sizes) -> Iterator[Expected]:
-    """Launches of one decode step under a flattened plan, sequences of a batch together."""
+def expected(plan: Mapping[str, str], sizes: Sizes, requantised: int = 0) -> Iterator[Expected]:
+    """Launches of one decode step under a flattened plan, sequences of a batch together.
+
+    ``requantised``: inputs whose second reader asks for another format than the first, each quantised once more.
+    """
     layers = len(sizes.compress_ratios)
     csa = sum(ratio == 4 for ratio in sizes.compress_ratios)
     compressed = sum(ratio > 0 for ratio in sizes.compress_ratios)
@@ -61,7 +66,8 @@ def expected(plan: Mapping[str, str], sizes: Sizes) -> Iterator[Expected]:
     apart = plan["norm_quant"] == "unfused"  # one gsa a launch is made by the format's own functions
     yield of("attn_in", 2 * layers * mhc, MHC_FUSED)
     yield of("attn_in", 2 * layers * norm + layers * q_a, NORM_FUSED)
-    yield of("attn_in_q", layers * (PROJECTIONS + 2 * apart + (not q_a)), QUANTISE, QUANTISE_LONG)
+    alone = layers * (PROJECTIONS + 2 * apart + (not q_a))
+    yield of("attn_in_q", alone, QUANTISE, QUANTISE_FP8, QUANTISE_LONG, more=requantised)
     yield of("attn_in", 2 * layers * (not mhc) + 1, "hc.collapse_kernel")  # and the head's
     narrow, form = plan["q_format"] != "bf16", plan["kv_format"]
     yield of("q", layers * (not narrow), Q_BF16)
@@ -79,10 +85,10 @@ def expected(plan: Mapping[str, str], sizes: Sizes) -> Iterator[Expected]:
 
 
 def wrong(
-    plan: Mapping[str, str], sizes: Sizes, counted: Mapping[str, int]
+    plan: Mapping[str, str], sizes: Sizes, counted: Mapping[str, int], requantised: int = 0
 ) -> Iterator[tuple[Expected, int]]:
     """What was not launched as often as the plan asks, and how often it was."""
-    for one in expected(plan, sizes):
+    for one in expected(plan, sizes, requantised):
         seen = sum(counted.get(kernel, 0) for kernel in one.kernels)
         if not one.least <= seen <= one.most:
             yield one, seen

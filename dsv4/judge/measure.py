@@ -52,6 +52,7 @@ class Notes:
     decode : by prompt, the position of the first decode step.
     labels : identity of the code and machine that ran.
     launches : of kernels in one decode step, ``op.function`` -> how many; empty on refs.
+    requantised : inputs of a step that its two readers ask for in different formats; see ``kernel_launches``.
     points : what happened at the quantisation points, see :meth:`dsv4.judge.quantisation.Points.lines`.
     floor, parent : whether those dumps were there, of every prompt.
     unfloored : ``[phase, layer, tap]`` that the floor does not hold, or holds without draws.
@@ -66,6 +67,7 @@ class Notes:
     decode: dict[str, int] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
     launches: dict[str, int] = field(default_factory=dict)
+    requantised: int = 0
     points: list[dict[str, Any]] = field(default_factory=list)
     floor: bool = False
     parent: bool = False
@@ -171,6 +173,7 @@ class Measurer:
         notes.exercised[prompt] = test.attrs.get("exercised", {})
         notes.declared = sorted(set(notes.declared) | set(test.attrs.get("declared_missing", [])))
         notes.launches = dict(test.attrs.get("launches", {}))
+        notes.requantised = int(test.attrs.get("requantised", 0))
         notes.labels = {name: test.attrs[name] for name in LABELS if name in test.attrs}
         ends = [int(rows[-1]) for mode in MODES for phase in PHASES if len(rows := test.rows(mode, phase))]
         notes.positions[prompt] = max(ends, default=-1)

@@ -1,7 +1,7 @@
 """Load a Hugging Face DSV4 folder: every tensor is found, its format told, its values checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -156,7 +156,8 @@ class Tensors:
         scale = self._scale_inv(name, (*shape[:-1], shape[-1] // MX_BLOCK), dtypes=(torch.float8_e8m0fnu,))
         values = mxfp4.dequantise(e2m1.unpack(packed.view(torch.uint8)), scale, MX_BLOCK)
         self._finite(name, values)
-        return plain_weight(values, "mxfp4")
+        stored = packed.view(torch.uint8), ue8m0.encode(scale)
+        return replace(plain_weight(values, "mxfp4"), stored=stored)
 
     def _fp8(self, name: str) -> Weight:
         shape, codes = self.shapes[name], self._take(name)
@@ -168,7 +169,7 @@ class Tensors:
         )
         values = fp8_block.dequantise_weight(codes.view(torch.uint8), scale, SQUARE)
         self._finite(name, values)
-        return plain_weight(values, "fp8")
+        return replace(plain_weight(values, "fp8"), stored=(codes, scale))
 
     def _scale_inv(self, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Tensor:
         """Scales of a matrix, which multiply its codes despite their name: FP32, from UE8M0 bytes or floats."""

@@ -49,6 +49,7 @@ def write_variant(setup: Setup, variant: Variant, install: Install | None = None
             config, compounded[prompt].rows.all, caches[prompt], watch, len(caches)
         )
         attrs["launches"] = dict(getattr(model, "launches", {}))  # of one decode step; refs launch nothing
+        attrs["requantised"] = getattr(model, "requantised", 0)
         with DumpWriter(folder / variant.id / f"{prompt}.h5", attrs, parent=parent) as writer:
             write_trace(writer, "isolated", isolated[prompt])
             write_trace(writer, "compounded", compounded[prompt])

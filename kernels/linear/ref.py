@@ -46,7 +46,8 @@ class Weight:
         Per-tensor (per-expert) scale that the GEMM applies in its epilogue; 1 but for NVFP4.
     format : how the checkpoint stores it; activations follow it (:data:`READS`).
     stored : its bytes as they lie in the checkpoint, (..., N, K) first; what kernels read. NVFP4: packed codes,
-        scale codes (both uint8) and per-tensor scales; BF16 and FP32: the matrix. Empty where no kernel reads it.
+        scale codes (both uint8) and per-tensor scales; FP8: codes (E4M3) and FP32 scales of squares; MXFP4: packed
+        codes and UE8M0 scale bytes (both uint8); BF16 and FP32: the matrix.
     """
 
     values: Tensor
