@@ -37,9 +37,7 @@ def store_fp8(y, amax, code_ptr, scale_ptr, row, D, GROUPS: tl.constexpr, FIRST:
 
 
 @triton.jit
-def _fp8_quantise_kernel(
-    x_ptr, code_ptr, scale_ptr, x_stride, D: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr
-):
+def _fp8_quantise_kernel(x_ptr, code_ptr, scale_ptr, x_stride, D, GROUPS: tl.constexpr, PDL: tl.constexpr):
     follow(PDL)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)  # row * stride outgrows int32
     run: tl.constexpr = GROUPS * (8 if x_ptr.dtype.element_ty == tl.int32 else 16)
@@ -76,7 +74,7 @@ def quantise(x: Tensor, *, out: Fp8Rows | None = None) -> Fp8Rows:
         return rows
     from_x = paired(x)
     _fp8_quantise_kernel[(T, triton.cdiv(D, CHUNK))](
-        from_x, *in_bytes(rows), from_x.stride(0), D=D, **CONSTANTS, **OPTIONS, **overlap(x.device)
+        from_x, *in_bytes(rows), from_x.stride(0), D, **CONSTANTS, **OPTIONS, **overlap(x.device)
     )
     return rows
 
@@ -110,21 +108,15 @@ def allocate(op: str, T: int, D: int, device: torch.device, out: Fp8Rows | None)
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """The quantiser before the linears of a layer."""
-    widths = {"hidden": sizes.hidden_size, "q_lora": sizes.q_lora_rank}
-    widths |= {
-        "heads": sizes.num_attention_heads * sizes.head_dim,
-        "o_lora": sizes.o_groups * sizes.o_lora_rank,
-    }
+    """The quantiser before the linears of a layer, of any width."""
     pointers = {"x_ptr": "*i32", **OUT_SIGNATURE}
     return [
         Build(
-            name=f"fp8_quantise/{name}/{sizes.name}",
+            name=f"fp8_quantise/{sizes.name}",
             kernel=_fp8_quantise_kernel,
-            signature={**pointers, "x_stride": "i32"},
-            constants={"D": D, "PDL": True, **CONSTANTS},
-            aligned=(*pointers, "x_stride"),
+            signature={**pointers, "x_stride": "i32", "D": "i32"},
+            constants={"PDL": True, **CONSTANTS},
+            aligned=(*pointers, "x_stride", "D"),
             options={**OPTIONS, **OVERLAPPED},
         )
-        for name, D in widths.items()
     ]

@@ -338,20 +338,19 @@ def operands(four_bit: bool) -> dict[str, str]:
 
 
 def builds(sizes: Sizes) -> list[Build]:
-    """Products of attention at decode and in batches, in both stored formats."""
+    """A product of attention at decode and one in batches, in both stored formats."""
     heads = sizes.num_attention_heads * sizes.head_dim
-    shapes = [("q_b", 1, heads, sizes.q_lora_rank, 16), ("kv", 1, sizes.head_dim, sizes.hidden_size, 64)]
-    shapes += [("o_a", sizes.o_groups, sizes.o_lora_rank, heads // sizes.o_groups, 1)]
+    shapes = (("q_b", heads, sizes.q_lora_rank, 16), ("kv", sizes.head_dim, sizes.hidden_size, 64))
     return [
-        _build(f"{name}/T={rows}/{sizes.name}", groups, n, k, rows, four_bit=four_bit)
-        for name, groups, n, k, rows in shapes
+        _build(f"{name}/T={rows}/{sizes.name}", n, k, rows, four_bit=four_bit)
+        for name, n, k, rows in shapes
         for four_bit in (False, True)
     ]
 
 
-def _build(name: str, groups: int, n: int, k: int, rows: int, *, four_bit: bool) -> Build:
+def _build(name: str, n: int, k: int, rows: int, *, four_bit: bool) -> Build:
     tile = tile_for(rows)
-    parts = num_parts(groups * triton.cdiv(n, DECODE.bn), k) if tile is DECODE else 1
+    parts = num_parts(triton.cdiv(n, DECODE.bn), k) if tile is DECODE else 1
     pointers = operands(four_bit) | {"out_ptr": "*bf16" if parts == 1 else "*fp32"}
     return Build(
         name=f"linear/{'mxfp4' if four_bit else 'fp8'}/{name}",

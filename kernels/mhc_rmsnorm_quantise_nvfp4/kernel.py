@@ -156,10 +156,14 @@ def _loops(T: int, D: int, copy: bool) -> bool:
 
 def builds(sizes: Sizes) -> list[Build]:
     """Both sites of a layer, as decode (with the BF16 copy) and prefill launch them."""
-    forms: tuple[tuple[str, Form], ...] = (("", "nvfp4"), ("fp8_", "fp8"))
+    launches: tuple[tuple[str, Form, int, bool], ...] = (
+        ("decode", "nvfp4", 1, True),
+        ("prefill", "nvfp4", 4096, False),
+        ("fp8_decode", "fp8", 1, True),
+    )
     return [
         build_normed(
-            f"mhc_rmsnorm_quantise_nvfp4/{prefix}{phase}/{sizes.name}",
+            f"mhc_rmsnorm_quantise_nvfp4/{phase}/{sizes.name}",
             _mhc_rmsnorm_quantise_kernel,
             {"streams_ptr": "*i32", "pre_ptr": "*fp32"},
             ("streams_stride", "stream_stride", "D"),
@@ -169,6 +173,5 @@ def builds(sizes: Sizes) -> list[Build]:
             counts=("num_rows",),
             LOOP=sizes.hidden_size if _loops(T, sizes.hidden_size, copy) else 0,
         )
-        for prefix, form in forms
-        for phase, T, copy in (("decode", 1, True), ("prefill", 4096, False))
+        for phase, form, T, copy in launches
     ]
