@@ -75,7 +75,7 @@ FAULTS = [
         {"one slot of all": ("slot = tl.where(held, block, 0)", "slot = tl.where(held, 0 * block, 0)")},
     ),
     Faults(
-        kernel._combine,
+        group_kernel._combine,
         FFN,
         {
             "no weights": (" * tl.load(weight_ptr + token * SLOTS + place)", ""),

@@ -1,6 +1,7 @@
 """Faults planted in the source of the cache write: the op's tests see each."""
 
 from kernels._mutate import Faults, Seen, planted
+from kernels.formats import device
 from kernels.kv_store import kernel
 from kernels.kv_store import test_kv_store_kernel as tests
 
@@ -52,7 +53,7 @@ FAULTS = [
                 "(group < 64)[None, :], fmt.ue8m0_byte(scale), 0)",
             ),
             "rope truncated to BF16": (
-                "bf16_bits(rope)",
+                "fmt.bf16_bits(rope)",
                 "(rope.to(tl.int32, bitcast=True) >> 16).to(tl.uint16)",
             ),
             "rope through FP8": ("bf16_bits(rope)", "bf16_bits(fmt.e4m3(rope).to(tl.float32))"),
@@ -100,7 +101,7 @@ FAULTS = [
         },
     ),
     Faults(
-        kernel.bf16_bits,
+        device.bf16_bits,
         SPECIAL,
         {"a NaN as an infinity": ("0x7FC0)", "0x7F80)")},
     ),
