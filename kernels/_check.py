@@ -5,11 +5,8 @@ A rounding point is proved three ways: what reaches it (:class:`Spy`), what leav
 (rounding dropped, doubled, moved) gives other bits on the same inputs (:func:`assert_differs`).
 """
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -162,20 +159,6 @@ def assert_fault_seen(op: Callable[[], object]) -> None:
     except AssertionError:
         return
     raise AssertionError("the planted fault was not seen")
-
-
-def with_fault(module: ModuleType, right: str, wrong: str, folder: Path) -> ModuleType:
-    """A copy of a module whose source has ``wrong`` where it had ``right``, once; ``folder`` holds its file."""
-    source = Path(str(module.__file__)).read_text(encoding="utf-8")
-    assert source.count(right) == 1, f"{right!r} stands {source.count(right)} times in {module.__name__}"
-    path = folder / "faulty.py"
-    path.write_text(source.replace(right, wrong), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("faulty", path)
-    assert spec is not None
-    assert spec.loader is not None
-    faulty = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(faulty)
-    return faulty
 
 
 def assert_same_rows(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:

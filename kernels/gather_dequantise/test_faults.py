@@ -1,11 +1,12 @@
 """Faults planted in the source of the gather and of what it shares with attention: the op's tests see each."""
 
 from kernels._mutate import Faults, Seen, planted
-from kernels.gather_dequantise import kernel, test_gather_dequantise
+from kernels.gather_dequantise import kernel, nvfp4_kernel, test_gather_dequantise, test_gather_nvfp4_kernel
 from kernels.sparse_attn import keys_kernel
 
 TABLE = Seen(test_gather_dequantise.test_the_kernel_is_the_ref_with_a_page_table_and_with_slots, T=3)
 WIDE = Seen(test_gather_dequantise.test_the_kernel_at_head_dim_512, S=33)
+NVFP4 = Seen(test_gather_nvfp4_kernel.test_a_page_table_and_slots, T=3)
 FAULTS = [
     Faults(
         kernel._gather_kernel,
@@ -68,6 +69,21 @@ FAULTS = [
         {
             "the first sequence's pages": ("tl.load(sequence_ptr + row)", "tl.load(sequence_ptr)"),
             "another row's list": ("row * num_keys + key, mask", "row * 0 + key, mask"),
+        },
+    ),
+    Faults(
+        nvfp4_kernel.gather_nvfp4_kernel,
+        NVFP4,
+        {
+            "the scale of another group": ("eight // 2", "eight // 4"),
+            "codes of a word reversed": ("(4 * lane)", "(28 - 4 * lane)"),
+            "gsa left out": (" * gsa[:, None, None]", ""),
+            "records of scales without gsa": (
+                "held % PAGE * (NOPE // 16 + 4)",
+                "held % PAGE * (NOPE // 16)",
+            ),
+            "rope at another column": ("start // 2 + NOPE // 4", "start // 2 + NOPE // 2"),
+            "a gain": ("values.to(tl.bfloat16)", "(values * 1.01).to(tl.bfloat16)"),
         },
     ),
 ]

@@ -1,7 +1,8 @@
 """Faults planted in the source of the experts' kernels: the op's tests see each."""
 
 from kernels._mutate import Faults, Seen, planted
-from kernels.grouped_ffn import group_kernel, kernel
+from kernels.grouped_ffn import fp8_kernel, group_kernel, kernel
+from kernels.grouped_ffn import test_fp8_kernel as fp8_tests
 from kernels.grouped_ffn import test_grouped_ffn_kernel as tests
 
 SORTED = Seen(
@@ -22,6 +23,9 @@ FEW = Seen(
 )
 FFN = Seen(tests.test_both_products_and_the_weighted_sum, T=2)
 ALONE = Seen(tests.test_both_products_and_the_weighted_sum, T=1)
+FP8 = Seen(
+    fp8_tests.test_products_are_exact_sums_and_the_whole_is_the_refs, T=3, batch=False, forms=("fp8", "fp8")
+)
 FAULTS = [
     Faults(
         group_kernel._group,
@@ -82,6 +86,18 @@ FAULTS = [
             "the last expert left out": ("tl.static_range(SLOTS)", "tl.static_range(SLOTS - 1)"),
             "the first expert's weight": ("token * SLOTS + place)\n    tl", "token * SLOTS)\n    tl"),
             "another token's weights": ("weight_ptr + token * SLOTS", "weight_ptr + token // 2 * SLOTS"),
+        },
+    ),
+    Faults(
+        fp8_kernel._grouped_fp8_product,
+        FP8,
+        {
+            "the first token for all": ("slot // SLOTS_PER_ROW", "slot * 0"),
+            "the last slot of a block left out": (
+                "place < tl.load(count_ptr + block)",
+                "place < tl.load(count_ptr + block) - 1",
+            ),
+            "two slots swapped": ("slot[None, :].to(tl.int64) * N", "(slot ^ 1)[None, :].to(tl.int64) * N"),
         },
     ),
 ]

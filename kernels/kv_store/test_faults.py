@@ -2,8 +2,9 @@
 
 from kernels._mutate import Faults, Seen, planted
 from kernels.formats import device
-from kernels.kv_store import kernel
+from kernels.kv_store import kernel, nvfp4_kernel
 from kernels.kv_store import test_kv_store_kernel as tests
+from kernels.kv_store import test_kv_store_nvfp4_kernel as nvfp4_tests
 
 ROWS = Seen(tests.test_every_number_of_rows, T=3, dtype=tests.F32)
 SKIPPED = Seen(tests.test_negative_slots_are_skipped_and_strided_rows_and_pages_are_read)
@@ -11,6 +12,8 @@ NARROW = Seen(tests.test_every_width_and_page, nope=192, page=16)
 SPECIAL = Seen(tests.test_special_values)
 ALIGNED = Seen(tests.test_aligned_record, T=3)
 MANY = Seen(tests.test_many_rows_hold_several_a_program)
+NVFP4 = Seen(nvfp4_tests.test_every_number_of_rows, T=3, dtype=tests.F32)
+NVFP4_SKIPPED = Seen(nvfp4_tests.test_negative_slots_are_skipped_and_strided_rows_and_pages_are_read)
 FAULTS = [
     Faults(
         kernel._kv_store_kernel,
@@ -104,6 +107,23 @@ FAULTS = [
         device.bf16_bits,
         SPECIAL,
         {"a NaN as an infinity": ("0x7FC0)", "0x7F80)")},
+    ),
+    Faults(
+        nvfp4_kernel.kv_store_nvfp4_kernel,
+        NVFP4,
+        {
+            "a larger maximum": ("row_top(amax)", "row_top(amax) * 1.01"),
+            "pages a token short": ("slot % PAGE", "slot % (PAGE - 1)"),
+            "records of scales without gsa": ("offset * (NOPE // 16 + 4)", "offset * (NOPE // 16)"),
+            "words swapped": ("group[:, None] * 2 +", "group[:, None] * 2 + 1 -"),
+            "rope through FP8": ("bf16_bits(rope)", "bf16_bits(rope.to(tl.float8e4nv).to(tl.float32))"),
+            "gsa doubled": ("gsa.to(tl.int32, bitcast=True)", "(gsa * 2).to(tl.int32, bitcast=True)"),
+        },
+    ),
+    Faults(
+        nvfp4_kernel.kv_store_nvfp4_kernel,
+        NVFP4_SKIPPED,
+        {"rows are dense": ("kv_ptr + row * kv_stride", "kv_ptr + row * (NOPE + 64)")},
     ),
 ]
 test_faults_in_the_source_are_seen = planted(FAULTS)

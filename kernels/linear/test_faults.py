@@ -1,7 +1,8 @@
 """Faults planted in the source of the linears' kernels: the op's tests see each."""
 
 from kernels._mutate import Faults, Seen, planted
-from kernels.linear import finish_kernel, kernel, nvfp4_kernel, wide_kernel
+from kernels.linear import finish_kernel, fp8_kernel, kernel, nvfp4_kernel, wide_kernel
+from kernels.linear import test_fp8_kernel as fp8_tests
 from kernels.linear import test_linear_kernel as tests
 from kernels.linear import test_nvfp4_kernel as nvfp4_tests
 from kernels.route import test_route_kernel as route_tests
@@ -13,7 +14,13 @@ GROUPS = Seen(tests.test_groups_meet_their_own_matrix, T=1, one_scale=False)
 UNPACKED = Seen(nvfp4_tests.test_every_code_meets_every_scale_exactly)
 WIDE = Seen(tests.test_bf16_and_fp32_linear, T=3, N=70, K=200)
 WIDE_PARTS = Seen(tests.test_bf16_and_fp32_linear, T=3, N=64, K=1024)
-FP8 = Seen(tests.test_fp8_linear, T=3, bytes_=True)
+FP8 = Seen(
+    fp8_tests.test_is_the_exact_sum_within_the_bound, T=3, N=200, K=512, bytes_=False, dtype=BF16, form="fp8"
+)
+FP8_BYTES = Seen(
+    fp8_tests.test_is_the_exact_sum_within_the_bound, T=1, N=200, K=512, bytes_=True, dtype=BF16, form="fp8"
+)
+MXFP4 = Seen(fp8_tests.test_every_mxfp4_code_under_scales_of_every_size)
 SCORES = Seen(route_tests.test_scores_are_the_refs_within_fp32_sums, T=3, E=13, D=67)
 SCORES_OF_PARTS = Seen(route_tests.test_scores_are_the_refs_within_fp32_sums, T=3, E=48, D=2048)
 ENDS = Seen(route_tests.test_scores_hold_at_the_ends)
@@ -129,14 +136,50 @@ FAULTS = [
         },
     ),
     Faults(
-        wide_kernel._wide_linear,
+        fp8_kernel._fp8_linear,
         FP8,
         {
-            "the row's scale left out": ("(w_scale[:, None] * x_scale[None, :])", "w_scale[:, None]"),
-            "the weight's scale left out": ("(w_scale[:, None] * x_scale[None, :])", "x_scale[None, :]"),
-            "the first block's scale": ("block = first // BK + step", "block = first // BK"),
-            "the first rows' square": ("(w_row // BK) *", "(w_row // BK) * 0 *"),
-            "the scale's byte read as a number": ("fmt.ue8m0_value(x_scale)", "x_scale.to(tl.float32)"),
+            "the first row for all": ("tl.where(t < T, t, 0)", "tl.where(t < T, t // 2, 0)"),
+            "the second part left out": ("part * (K // PARTS),", "part * 0,"),
+        },
+    ),
+    Faults(
+        fp8_kernel.fp8_product,
+        FP8,
+        {
+            "the row's scale left out": (
+                "(tl.load(w_scale_at + step)[:, None] * x_scale[None, :])",
+                "tl.load(w_scale_at + step)[:, None]",
+            ),
+            "the weight's scale left out": (
+                "(tl.load(w_scale_at + step)[:, None] * x_scale[None, :])",
+                "x_scale[None, :]",
+            ),
+            "the first block's scale": ("tl.load(x_scale_at + step)", "tl.load(x_scale_at)"),
+            "the first rows' square": ("row // SQUARE", "row // (2 * SQUARE)"),
+            "the last block alone": ("acc += tl.dot(w, tl.trans(x)) *", "acc = tl.dot(w, tl.trans(x)) *"),
+        },
+    ),
+    Faults(
+        fp8_kernel.fp8_product,
+        FP8_BYTES,
+        {
+            "the scale's byte read as a number": (
+                "x_scale = fmt.ue8m0_value(x_scale)",
+                "x_scale = x_scale.to(tl.float32)",
+            )
+        },
+    ),
+    Faults(
+        fp8_kernel.fp8_product,
+        MXFP4,
+        {
+            "the scale of another group": ("+ pair // 16", "+ pair // 32"),
+            "the odd column's code is the even's": ("byte >> 4", "byte & 15"),
+            "the scale of even columns left out": (
+                "fmt.e2m1_value(byte & 15) * scale",
+                "fmt.e2m1_value(byte & 15)",
+            ),
         },
     ),
     Faults(
