@@ -7,6 +7,7 @@ is to blame. An edit whose text is not found exactly once is refused: no fault o
 """
 
 import inspect
+import itertools
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ class Seen:
         return f"{self.test.__name__}({arguments})"
 
 
+COPIES = itertools.count(1)
 Edit = tuple[Any, str, str]  # jit function, text, and what stands in its place
 
 
@@ -125,7 +127,7 @@ def edited(function: Any, old: str = "", new: str = "") -> Any:
         source = source.replace(old, new)
     # as many lines before it as in the module, and known to linecache: tracebacks and jit read the source from there
     text = "\n" * (first - 1) + source
-    file = f"<{fn.__module__}.{fn.__name__} with {new!r} for {old!r}>"
+    file = f"<copy {next(COPIES)} of {fn.__module__}.{fn.__name__}>"  # PTX names it: no quotes
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, Any] = {}
     exec(compile(text, file, "exec", dont_inherit=True), fn.__globals__, scope)
