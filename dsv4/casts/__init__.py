@@ -1,0 +1,17 @@
+"""The cast sweep (B4): casts that a decode path pays memory traffic for, and what becomes of each.
+
+The plan's rule is "emit the dtype that the next consumer needs". It is about tensors in memory, so a cast is a hit
+
+- ``widened_after_narrow``: a producer wrote a narrower float to memory, and a pass of its own (``x.float()``,
+  ``.to(torch.float32)``) does nothing but read it and write it wider; or
+- ``narrowed_only_next``: a wide result was written to memory, and all that happens to it is to be narrowed (a cast, or
+  a call of a quantiser);
+- ``unclear``: a cast to FP32 or FP64 of a value whose dtype the tree does not tell. It stays open until somebody looks.
+
+A hit is *open*, *exempt* (``# cast: exempt(reason)`` on its line) or *fixed* (``# cast: site(router)``: the rung of
+the ladder that sets ``casts.router``). Other casts are listed apart as *free*, for these move no bytes of their own:
+in a kernel's registers (a ``jit`` function, unless it loads what it stored narrower), inside a reduction, of a value
+that has the dtype already, of integers, and a choice of the dtype that a producer emits.
+
+References emulate rounding in PyTorch on purpose and are not swept.
+"""

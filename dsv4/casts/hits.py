@@ -1,0 +1,76 @@
+"""A cast as the sweep lists it."""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from dsv4.casts.dtypes import BYTES
+from dsv4.casts.values import Place
+
+
+class Direction(StrEnum):
+    """Which half of the plan's rule a cast breaks."""
+
+    WIDENED = "widened_after_narrow"
+    NARROWED = "narrowed_only_next"
+    UNCLEAR = "unclear"
+
+
+class Status(StrEnum):
+    """What became of a cast."""
+
+    OPEN = "open"
+    EXEMPT = "exempt"
+    FIXED = "fixed"
+    FREE = "free"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """One cast.
+
+    Attributes
+    ----------
+    file, line, end_line : where it is written.
+    text : its source in short.
+    direction : which half of the rule; of a free one, what its dtypes say.
+    source, target : dtypes; "" where the tree does not tell.
+    producer : what wrote the operand, or gave it; None if that is not known.
+    consumer : what reads the result next, or the narrowing that the wide result waits for.
+    status, reason : open, exempt (its marker's reason), fixed (the rung), free (why).
+    site : the ``casts.*`` field of the plan that moves it, "" for none.
+    column : where its source ends, which tells casts of one line apart.
+    """
+
+    file: str
+    line: int
+    end_line: int
+    text: str
+    direction: Direction
+    source: str
+    target: str
+    producer: Place | None
+    consumer: Place | None
+    status: Status = Status.OPEN
+    reason: str = ""
+    site: str = ""
+    column: int = 0
+
+    @property
+    def bytes_now(self) -> float | None:
+        """Bytes an element from the producer's store to the consumer's load, as it is."""
+        sizes = BYTES.get(self.source), BYTES.get(self.target)
+        if None in sizes:
+            return None
+        return 2 * (sizes[0] or 0) + 2 * (sizes[1] or 0)
+
+    @property
+    def bytes_fixed(self) -> float | None:
+        """The same where the producer emits what the consumer needs."""
+        size = BYTES.get(self.target)
+        return None if size is None or self.bytes_now is None else 2 * size
+
+    def as_json(self) -> dict[str, Any]:
+        """As :mod:`json` takes it."""
+        said = asdict(self)
+        return said | {"bytes_now": self.bytes_now, "bytes_fixed": self.bytes_fixed}
