@@ -39,12 +39,14 @@ class KernelHead:
     def __init__(self, weights: ModelWeights, config: ModelConfig, plan: Plan, device: torch.device) -> None:
         self.hc, self.norm = on_device(weights.hc_head, device), weights.norm.to(device)
         (matrix,) = weights.lm_head.stored
+        # cast: exempt(once, as the model is loaded: the architecture's head is FP32)
         self.lm_head, self.config, self.plan = matrix.to(device, FP32), config, plan
 
     def run(self, stage: str, env: Any, batch: Batch) -> dict[str, Any]:
         """``head``: streams (T, N, D) to hidden (T, D); ``lm_head``: hidden to logits (T, V) FP32."""
         if stage == "lm_head":
-            return {"logits": fp32_linear(env["hidden"].to(self.norm.device).float(), self.lm_head)}
+            hidden = env["hidden"].to(self.norm.device).float()  # cast: fixed(B4_head)
+            return {"logits": fp32_linear(hidden, self.lm_head)}
         streams, eps, dtype = env["streams"].to(self.norm.device), self.config.rms_norm_eps, FP32
         x = head_collapse(
             streams, self.hc.fn, self.hc.base, self.hc.scale, norm_eps=eps, hc_eps=self.config.hc_eps
@@ -96,7 +98,8 @@ class KernelTransformer(Transformer):
             for layer, layer_weights in enumerate(weights.layers)
         ]
         self.head = KernelHead(weights, config, plan, self._device)  # type: ignore[assignment]
-        self.embedding = weights.embed.to(self._device)
+        # cast: exempt(once, as the model is loaded: rows come out as the first layer's residual is stored)
+        self.embedding = weights.embed.to(self._device, residual_dtype(self.numerics, 0))
         self.pools = layer_pools(config, self.numerics, page_size, self._device)
         self.launches = Counter[str]()
         self.requantised = sum(layer.requantised for layer in self.stages)  # type: ignore[attr-defined]
@@ -131,5 +134,5 @@ class KernelTransformer(Transformer):
 
     def first_streams(self, batch: Batch) -> Tensor:
         """The embedding, once a stream: (T, N, D) as the residual of layer 0 is stored."""
-        x = self.embedding[batch.tokens].to(residual_dtype(self.numerics, 0))
+        x = self.embedding[batch.tokens]
         return x[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
