@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 from dsv4 import preflight, salvage
+from dsv4.casts import command as casts
 from dsv4.config import Config, ConfigError, load, run_id
 from dsv4.prompts import load_prompts
 
@@ -60,6 +61,7 @@ COMMANDS = {
     "check": (_check, "check configuration, prompts and checkpoint files; run nothing"),
     "ladder": (_ladder, "list the rungs and what each changes"),
     "unlock": (_unlock, "remove the locks of a Snakemake that was killed, if none lives"),
+    "casts": (casts.run, "list the casts of a tree that cost memory traffic, and what became of each"),
     "salvage": (_salvage, "render the report from the verdicts that are there, after a crash"),
 }
 
@@ -76,6 +78,8 @@ def main() -> int:
         if name == "salvage":
             command.add_argument("--results", type=Path, required=True)
             command.add_argument("--target")
+        if name == "casts":
+            casts.options(command)
     arguments = parser.parse_args()
     try:
         return COMMANDS[arguments.command][0](load(arguments.config), arguments)

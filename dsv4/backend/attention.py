@@ -122,6 +122,7 @@ def attend(at: KernelLayer, env: Env, batch: Batch) -> Written:
         read = at.fused.take("q", q)
         if read is None:  # another value than q_b's: quantised by the ref, whose bits the fused kernel gives
             given = q if isinstance(q, Tensor) else q.dequantised()
+            # cast: exempt(only of a query that isolated mode put in q_b's place; a step never comes here)
             read = quantise_q(given.float(), residual=at.plan.q_format == "fp8x2")
     step = len(slots)
     if at.plan.kv_read == "gather_bf16":
@@ -148,7 +149,7 @@ def _attend(at: KernelLayer, pool: PagePool, q: Any, slots: Tensor, rows: slice)
         slots.shape[1],
         config.head_dim,
         at.device,
-        dtype=BF16 if plan.casts.attn_out == "bf16" else FP32,
+        dtype=BF16 if plan.casts.attn_out == "bf16" else FP32,  # cast: fixed(B4_attn_out)
         splits=1,
     )
     sinks, scale = at.native.sinks, config.head_dim**-0.5

@@ -83,10 +83,12 @@ def index_q(at: KernelLayer, env: Env, batch: Batch) -> Written:
     config, native = at.config, at.native
     assert native.index_q_b is not None
     assert native.index_weights is not None
+    # cast: exempt(the FP32 copy is the tap's, as the quantiser saw it; the BF16 weight takes BF16 rows)
     q = native.index_q_b(env["qr"].to(BF16), BF16).unflatten(-1, (config.index_n_heads, -1))
     weights = native.index_weights(at.in_bf16(env["attn_in"]), BF16)
     scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
     cos, sin = at.cos_sin(batch.positions)
+    # cast: fixed(B2)
     scaled = Pending(lambda weights: (weights.double() * scale).float(), weights)
     if at.plan.index_score == "einsum_fp32":
         return {"index_q": rope(q, cos, sin), "index_w": scaled.dequantised()}
@@ -100,6 +102,7 @@ def index_score(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """Scores of every row against its sequence's keys: (T, C) FP32, -inf where not visible."""
     fused, own = at.fused.take("index_q", env["index_q"]), at.fused.take("index_w", env["index_w"])
     if at.plan.index_score == "einsum_fp32":
+        # cast: fixed(B2)
         return {"index_scores": scores_by_einsum(at, env["index_q"].float(), env["index_w"], batch)}
     given = fused if own else None
     q, weights = env["index_q"], env["index_w"]

@@ -18,7 +18,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 def route(at: KernelLayer, env: Env, batch: Batch) -> Written:
     """moe_in (T, D) to router_scores (T, E) FP32 and expert_ids (T, k) int32; their weights in the same launch."""
     x = env["moe_in"]
-    x = (x.to(BF16) if at.plan.casts.router == "bf16" else x).float()
+    x = (x.to(BF16) if at.plan.casts.router == "bf16" else x).float()  # cast: fixed(B4_router)
     scores = route_kernel.router_scores(x, at.native.router)
     scaling = at.config.routed_scaling_factor
     if at.native.tid2eid is not None:
@@ -72,7 +72,7 @@ def shared(at: KernelLayer, env: Env, batch: Batch) -> Written:
 
 
 def _stored(at: KernelLayer) -> torch.dtype:
-    return BF16 if at.plan.casts.swiglu == "bf16" else FP32
+    return BF16 if at.plan.casts.swiglu == "bf16" else FP32  # cast: fixed(B4_swiglu)
 
 
 def moe_sum(at: KernelLayer, env: Env, batch: Batch) -> Written:

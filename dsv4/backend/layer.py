@@ -95,6 +95,7 @@ class KernelLayer(LayerBase):
 
     def in_bf16(self, x: Tensor) -> Tensor:
         """What the BF16 readers of a norm take."""
+        # cast: exempt(the FP32 copy is the tap's, as the quantiser saw it; rounded once for all BF16 readers)
         return self.once("bf16", x, lambda x: x.to(BF16))
 
     def visible(self, positions: Tensor) -> Tensor:

@@ -105,6 +105,7 @@ def _query(
     else:  # the same kernel without a turn, its weights those of the query's scale alone
         still = torch.ones(len(q), 32, device=at.device)
         ones = torch.ones(q.shape[:2], dtype=torch.bfloat16, device=at.device)
+        # cast: exempt(only of a query that isolated mode put in index_q's place; a step never comes here)
         done = index_query(q.float().contiguous(), still, 0 * still, ones, scale=1.0, form=form)
         done = (*done[:-1], weights * done[-1])
     return (done[0], done[1], done[2]) if len(done) == 3 else (done[0], None, done[1])

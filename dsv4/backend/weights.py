@@ -31,6 +31,7 @@ def native(weight: Weight, device: torch.device, groups: int | None = None) -> N
         codes, scales = (part.unflatten(0, (groups, -1)) for part in (codes, scales))
     codes, scales = codes.contiguous(), scales.contiguous()
     if weight.format == "nvfp4":
+        # cast: exempt(once, as the model is loaded)
         return Nvfp4Weight(codes, scales, scale_2[0].float().reshape(-1).contiguous())
     return Fp8Weight(codes, scales) if weight.format == "fp8" else Mxfp4Weight(codes, scales)
 
@@ -63,6 +64,7 @@ class Wide:
         """``x @ W.T`` of (T, K) BF16 or FP32: (T, N) of ``dtype``."""
         if self.matrix.dtype == torch.bfloat16:
             return bf16_linear(x, self.matrix, dtype=dtype)
+        # cast: exempt(of a projection that the checkpoint stores in FP32: released ones store BF16)
         return fp32_linear(x.float(), self.matrix).to(dtype)
 
 

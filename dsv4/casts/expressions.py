@@ -175,7 +175,7 @@ class Expressions:
         if node.attr == "dtype" or node.attr == "element_ty":
             value = self.evaluate(node.value)
             dtype = isinstance(value, Dtype)
-            return value if dtype else Dtype(frozenset(way.dtype for way in ways_of(value)) or {UNKNOWN})
+            return value if dtype else Dtype(frozenset({way.dtype for way in ways_of(value)} or {UNKNOWN}))
         if node.attr in ("shape", "device", "ndim", "is_cuda"):
             self.evaluate(node.value)
             return Scalar()
@@ -204,7 +204,7 @@ class Expressions:
         if isinstance(dtype, Dtype):
             self.chosen(node, dtype)
         if ops.quantises(name) and not dotted.startswith("torch.") and node.args:
-            self.engine.quantiser(self, node, positional[0])
+            self.engine.recorder.quantiser(self, node, positional[0])
         if dotted.startswith("torch."):
             return self._library(node, name, positional, named_values)
         called = self.engine.called(self, node, dotted, positional, named_values)
@@ -236,7 +236,7 @@ class Expressions:
         for each in [*node.args, *(each.value for each in node.keywords)]:
             if each is not form.operand:
                 self.evaluate(each)
-        self.engine.cast(self, node, form, value)
+        self.engine.recorder.cast(self, node, form, value)
         if isinstance(value, Scalar):
             return of_dtype(form.target, self.place(node))
         same = [way for way in ways_of(value) if form.target.names == {way.dtype}]
@@ -251,7 +251,7 @@ class Expressions:
         if isinstance(dtype, Dtype):
             return of_dtype(dtype, place)
         if name == "promote_types":
-            names = frozenset().union(*(v.names for v in positional if isinstance(v, Dtype)))
+            names = frozenset(name for v in positional if isinstance(v, Dtype) for name in v.names)
             return Dtype(names) if names else None
         if name in ops.LIKE and positional:
             return of_dtype(Dtype(frozenset(way.dtype for way in ways_of(positional[0]))), place)
@@ -332,4 +332,4 @@ class Expressions:
 
     def chosen(self, node: ast.AST, dtype: Dtype) -> None:
         """A producer's dtype is named here."""
-        self.engine.choice(self, node, dtype)
+        self.engine.recorder.choice(self, node, dtype)

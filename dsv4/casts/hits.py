@@ -7,6 +7,8 @@ from typing import Any
 from dsv4.casts.dtypes import BYTES
 from dsv4.casts.values import Place
 
+CHOICE = "a producer's dtype"  # why such a one is free: it is no cast
+
 
 class Direction(StrEnum):
     """Which half of the plan's rule a cast breaks."""
@@ -37,8 +39,8 @@ class Cast:
     source, target : dtypes; "" where the tree does not tell.
     producer : what wrote the operand, or gave it; None if that is not known.
     consumer : what reads the result next, or the narrowing that the wide result waits for.
-    status, reason : open, exempt (its marker's reason), fixed (the rung), free (why).
-    site : the ``casts.*`` field of the plan that moves it, "" for none.
+    status, reason : open (why, if the producer alone does not say), exempt (its marker's reason), fixed (by which
+        rung), free (why).
     column : where its source ends, which tells casts of one line apart.
     """
 
@@ -53,8 +55,12 @@ class Cast:
     consumer: Place | None
     status: Status = Status.OPEN
     reason: str = ""
-    site: str = ""
     column: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Where its source ends: the same for the sweep and for a trace."""
+        return self.file, self.end_line, self.column
 
     @property
     def bytes_now(self) -> float | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsv4.casts.engine import Engine
 from dsv4.casts.hits import Cast
-from dsv4.casts.source import Tree
+from dsv4.casts.source import Module, Tree
 
 # What a plan runs in this project; refs emulate rounding on purpose. Another tree is swept whole.
 AUDITED = ("dsv4/backend/*.py", "kernels/*/*kernel.py", "kernels/formats/device.py")
@@ -24,12 +24,12 @@ class Swept:
 
     Attributes
     ----------
-    files : how many were swept.
+    modules : the files that were swept.
     warnings : a line for each file that does not parse.
     """
 
     casts: list[Cast]
-    files: int
+    modules: list[Module]
     warnings: list[str]
 
 
@@ -46,7 +46,7 @@ def files_of(root: Path, paths: Sequence[Path]) -> list[Path]:
         raise SweepError(f"--root {root}: no such folder")
     if not paths:
         audited = sorted(path for glob in AUDITED for path in root.glob(glob))
-        found = audited if (root / "dsv4" / "backend").is_dir() else sorted(root.rglob("*.py"))
+        found = audited if audited_here(root) else sorted(root.rglob("*.py"))
     else:
         found = []
         for path in paths:
@@ -65,10 +65,15 @@ def _ours(path: Path, root: Path) -> bool:
     return not NOT_OURS & set(path.relative_to(root).parts)
 
 
-def sweep(root: Path, paths: Sequence[Path] = ()) -> Swept:
-    """Sweep a tree."""
+def audited_here(root: Path) -> bool:
+    """Whether a tree is this project."""
+    return (root.resolve() / "dsv4" / "backend" / "step.py").is_file()
+
+
+def sweep(root: Path, paths: Sequence[Path] = (), also: Sequence[str] = ()) -> Swept:
+    """Sweep a tree; ``also``: further files, relative to ``root``."""
     tree = Tree(root)
-    found = files_of(root, paths)
+    found = dict.fromkeys([*files_of(root, paths), *(root.resolve() / file for file in also)])
     modules = [module for path in found if (module := tree.module(path.resolve())) is not None]
     casts = Engine(tree).sweep(modules)
-    return Swept(casts, len(modules), tree.warnings)
+    return Swept(casts, modules, tree.warnings)

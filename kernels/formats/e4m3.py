@@ -44,4 +44,4 @@ def decode(codes: Tensor) -> Tensor:
     (...) float32
         NaN for 0x7f and 0xff.
     """
-    return check_uint8(codes).view(torch.float8_e4m3fn).to(torch.float32)
+    return check_uint8(codes).view(torch.float8_e4m3fn).to(torch.float32)  # cast: fixed(B2)
