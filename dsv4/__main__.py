@@ -10,6 +10,7 @@ stages, each `python -m NAME --results results/RUN --config config.yaml`:
   dsv4.run.noise         its free run under FP32 noise, for the page (--variant ID)
   dsv4.judge.measure     its metrics table (--variant ID)
   dsv4.judge.gate        its verdict (--variant ID)
+  dsv4.casts             what the decode path casts, and what became of each
   dsv4.run.times         on a GPU, the time of a decode step (--variants ID ...)
   dsv4.judge.collect     all verdicts and metrics in one file each
   dsv4.report            the page, reports/index.html
@@ -21,7 +22,6 @@ import sys
 from pathlib import Path
 
 from dsv4 import preflight, salvage
-from dsv4.casts import command as casts
 from dsv4.config import Config, ConfigError, load, run_id
 from dsv4.prompts import load_prompts
 
@@ -57,11 +57,17 @@ def _salvage(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _casts(config: Config, arguments: argparse.Namespace) -> int:
+    from dsv4.casts import command  # no other command needs it, nor what it needs
+
+    return command.run(config, arguments)
+
+
 COMMANDS = {
     "check": (_check, "check configuration, prompts and checkpoint files; run nothing"),
     "ladder": (_ladder, "list the rungs and what each changes"),
     "unlock": (_unlock, "remove the locks of a Snakemake that was killed, if none lives"),
-    "casts": (casts.run, "list the casts of a tree that cost memory traffic, and what became of each"),
+    "casts": (_casts, "list the casts of a tree that cost memory traffic, and what became of each"),
     "salvage": (_salvage, "render the report from the verdicts that are there, after a crash"),
 }
 
@@ -79,7 +85,11 @@ def main() -> int:
             command.add_argument("--results", type=Path, required=True)
             command.add_argument("--target")
         if name == "casts":
-            casts.options(command)
+            command.add_argument(
+                "paths", nargs="*", type=Path, help="default: what a plan runs, or the whole tree"
+            )
+            command.add_argument("--root", type=Path, default=Path(), help="the tree (default: this folder)")
+            command.add_argument("--json", type=Path, help="also write the list here")
     arguments = parser.parse_args()
     try:
         return COMMANDS[arguments.command][0](load(arguments.config), arguments)

@@ -132,6 +132,11 @@ def plans(wildcards, input):
     return json.dumps({rung.id: flatten(rung.plan) for line in lines for rung in line}, sort_keys=True)
 
 
+def spine_plans(wildcards):
+    """Numerics of the spine's rungs, as one value."""
+    return json.dumps({rung.id: flatten(rung.plan) for rung in CONFIG.ladder.spine()})
+
+
 def times_on_kernels(wildcards):
     """Times of steps, for verdicts and page; nothing where variants run on refs."""
     return expand("<results>/times.json") if BACKEND == "kernel" else []

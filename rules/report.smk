@@ -45,6 +45,7 @@ rule report:
         table="<results>/metrics.parquet",
         claims="<results>/claims.json",
         noise=noise_of_baseline,
+        casts="<results>/casts.json",
         code=closure("dsv4.report"),
     output:
         page="reports/index.html",

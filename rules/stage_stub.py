@@ -62,6 +62,8 @@ def main() -> None:
         write(results / "gates.json", json.dumps(content))
         write(results / "metrics.parquet")
         write(results / "claims.json")
+    elif STAGE == "casts":
+        write(results / "casts.json")
     elif STAGE == "report":
         write(Path("reports/index.html"), (results / "gates.json").read_text())
     elif STAGE == "enforce":

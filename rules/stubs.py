@@ -38,7 +38,7 @@ COPIED += [
     )
 ]
 STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise", "run.times"]
-STAGES += ["judge.measure", "judge.gate", "judge.collect", "judge.enforce", "report"]
+STAGES += ["judge.measure", "judge.gate", "judge.collect", "judge.enforce", "casts", "report"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
     **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor", "noise")},

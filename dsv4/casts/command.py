@@ -1,32 +1,22 @@
-"""``python -m dsv4 casts``: every cast of a tree that costs memory traffic, and what became of it."""
+"""``python -m dsv4 casts [--root DIR] [PATH ...]``: casts that cost memory traffic, and what became of each."""
 
 import argparse
 import json
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from dsv4.casts.hits import Cast, Status
+from dsv4.casts.hits import Cast, Status, arrow
 from dsv4.casts.listing import Listing, listed
 from dsv4.casts.sweep import SweepError
 from dsv4.config import Config, ConfigError
 from dsv4.files import write_whole
 
-SAID = {"widened_after_narrow": "widened after narrow", "narrowed_only_next": "narrowed only, next"}
-CELL = 48  # characters of source in a cell
+CELL = 60  # characters of source that a line shows
 STYLE = {Status.OPEN: "bold red", Status.EXEMPT: "dim", Status.FIXED: "green"}
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes besides ``--config``."""
-    parser.add_argument(
-        "paths", nargs="*", type=Path, help="files or folders; default: what a plan runs, or all"
-    )
-    parser.add_argument("--root", type=Path, default=Path(), help="the tree (default: this folder)")
-    parser.add_argument("--json", type=Path, help="also write the list here")
 
 
 def run(config: Config, arguments: argparse.Namespace) -> int:
@@ -41,12 +31,12 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
     return 0 if listing.clean else 1
 
 
-def show(listing: Listing, console: Console) -> None:
+def show(listing: Listing, console: Console, *, only_open: bool = False) -> None:
     """The list as a table, and a line on the rest."""
     for warning in listing.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if listing.hits:
-        console.print(_table(listing))
+    if hits := listing.open if only_open else listing.hits:
+        console.print(_table(listing, hits))
     for problem in listing.problems:
         console.print(f"{problem.file}:{problem.line}: {problem.said}", style="red", markup=False)
     count = {status: sum(cast.status is status for cast in listing.casts) for status in Status}
@@ -55,32 +45,20 @@ def show(listing: Listing, console: Console) -> None:
     console.print(f"{listing.files} files, {grep}; casts: {said}", highlight=False)
 
 
-def _table(listing: Listing) -> Table:
+def _table(listing: Listing, hits: Sequence[Cast]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("cast", no_wrap=True)
-    for name in ("what it does", "producer", "consumer", "what became of it"):
-        table.add_column(name, overflow="fold")
+    table.add_column("cast, its producer and consumer, what became of it")
     if listing.rungs:
-        table.add_column("bytes a step", justify="right", no_wrap=True)
-    for cast in listing.hits:
-        cells = [f"{cast.file}:{cast.line}", _does(cast), _place(cast, "producer"), _place(cast, "consumer")]
-        cells.append(_became(cast))
-        if listing.rungs:
-            cells.append(f"{listing.most(cast):,} → {listing.bytes_in(cast, listing.rungs[-1]):,}")
-        table.add_row(*map(escape, cells), style=STYLE.get(cast.status))
-    if listing.rungs:
-        table.caption = f"bytes a step: in the rung where it costs most → in {listing.rungs[-1]}"
-        table.caption_justify = "right"
+        table.add_column(f"bytes a step: most → in {listing.rungs[-1]}", justify="right", max_width=20)
+    for cast in hits:
+        lines = [f"{cast.file}:{cast.line}  {arrow(cast.source, cast.target)}, {cast.direction.words}"]
+        lines += [f"  from {_place(cast, 'producer')}", f"  into {_place(cast, 'consumer')}"]
+        cell = Text("\n".join([*lines, ""])).append(f"  {_became(cast)}", style=STYLE.get(cast.status, ""))
+        moved = (
+            f"{listing.most(cast):,} → {listing.bytes_in(cast, listing.rungs[-1]):,}" if listing.rungs else ""
+        )
+        table.add_row(cell, *([moved] if moved else []))
     return table
-
-
-def _does(cast: Cast) -> str:
-    dtypes = f"{_short(cast.source) or '?'} → {_short(cast.target) or 'quantised'}"
-    return f"{SAID.get(cast.direction, 'dtype not evident')}: {dtypes}"
-
-
-def _short(dtype: str) -> str:
-    return dtype.replace("bfloat", "BF").replace("float8_e", "E").replace("float", "FP").removesuffix("fn")
 
 
 def _place(cast: Cast, which: str) -> str:

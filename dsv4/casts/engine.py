@@ -108,10 +108,19 @@ class Engine:
             node = ast.Name(node.value)
         if isinstance(node, ast.Subscript) and (name := named(module.dotted(node.value))):
             return tensor(name, place, made=False)
-        if isinstance(node, ast.Name | ast.Attribute):
-            found = self.tree.find(module.dotted(node), module)
-            if found and isinstance(found[0].defined.get(found[1]), ast.ClassDef):
-                return Instance(found[0].file, found[1])
+        return self._instance(node, module)
+
+    def _instance(self, node: ast.expr | None, module: Module) -> Value:
+        """An object of the class that an annotation names, None or not (``Wide | None``)."""
+        if isinstance(node, ast.BinOp):
+            return self._instance(node.left, module) or self._instance(node.right, module)
+        found = (
+            self.tree.find(module.dotted(node), module)
+            if isinstance(node, ast.Name | ast.Attribute)
+            else None
+        )
+        if found and isinstance(found[0].defined.get(found[1]), ast.ClassDef):
+            return Instance(found[0].file, found[1])
         return None
 
     # What the tree says of names, attributes and keys.
@@ -152,7 +161,16 @@ class Engine:
                 value = joined(seen)
                 ways = ways_of(value) if isinstance(value, Tensor) else ()
                 return Tensor(frozenset(Way(w.dtype, w.place, made=False) for w in ways)) if ways else value
+            module, node = self._class(file, owner)
+            for each in node.body if module and node else ():  # a dataclass's field
+                if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == name and module:
+                    return self._instance(each.annotation, module)
         return None
+
+    def _class(self, file: str, name: str) -> tuple[Module | None, ast.ClassDef | None]:
+        module = self.tree.module(self.tree.root / file)
+        node = module.defined.get(name) if module else None
+        return module, node if isinstance(node, ast.ClassDef) else None
 
     def _line(self, instance: Instance) -> list[Key]:
         """A class and those that it inherits from, as far as the tree has them."""
@@ -160,9 +178,8 @@ class Engine:
         while todo and len(line) < 10:
             file, name = todo.pop(0)
             line.append((file, name))
-            module = self.tree.module(self.tree.root / file)
-            node = module.defined.get(name) if module else None
-            if module is None or not isinstance(node, ast.ClassDef):
+            module, node = self._class(file, name)
+            if module is None or node is None:
                 continue
             for each in node.bases:
                 if found := self.tree.find(module.dotted(each), module):
@@ -219,12 +236,16 @@ class Engine:
                 return module, name, module.defined[name], False
         if isinstance(node.func, ast.Attribute):
             owner = body.evaluate(node.func.value)
-            if isinstance(owner, Instance):
-                for file, cls in self._line(owner):
-                    module = self.tree.module(self.tree.root / file)
-                    name = f"{cls}.{node.func.attr}"
-                    if module and name in module.defined:
-                        return module, name, module.defined[name], True
+            if isinstance(owner, Instance) and (found := self._method(owner, node.func.attr)):
+                return found
+        owner = body.evaluate(node.func)
+        return self._method(owner, "__call__") if isinstance(owner, Instance) else None
+
+    def _method(self, owner: Instance, method: str) -> tuple[Module, str, ast.AST, bool] | None:
+        for file, cls in self._line(owner):
+            module, name = self.tree.module(self.tree.root / file), f"{cls}.{method}"
+            if module and name in module.defined:
+                return module, name, module.defined[name], True
         return None
 
     @staticmethod

@@ -17,6 +17,11 @@ class Direction(StrEnum):
     NARROWED = "narrowed_only_next"
     UNCLEAR = "unclear"
 
+    @property
+    def words(self) -> str:
+        """As a person reads it."""
+        return "dtype not evident" if self is Direction.UNCLEAR else self.value.replace("_", " ")
+
 
 class Status(StrEnum):
     """What became of a cast."""
@@ -25,6 +30,15 @@ class Status(StrEnum):
     EXEMPT = "exempt"
     FIXED = "fixed"
     FREE = "free"
+
+
+def arrow(source: str, target: str) -> str:
+    """``BF16 → FP32``; what a dtype is not known is a question mark, what a quantiser makes its own affair."""
+    short = []
+    for dtype in (source, target):
+        name = dtype.replace("bfloat", "BF").replace("float8_e", "E").replace("float", "FP")
+        short.append(name.removesuffix("fn").upper())
+    return f"{short[0] or '?'} → {short[1] or 'quantised'}"
 
 
 @dataclass(frozen=True, kw_only=True)

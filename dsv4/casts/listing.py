@@ -111,7 +111,7 @@ def listed(root: Path, paths: Sequence[Path], config: Config) -> Listing:
     # Of a file that is not part of what is swept, only what a step ran counts.
     casts = _seen([cast for cast in found.casts if cast.file in swept or cast.key in kinds], kinds)
     said, wrong = _markers(found)
-    casts, problems = applied(casts, said, [rung.id for rung in config.ladder])
+    casts, problems = applied(casts, said, [rung.id for rung in config.ladder if rung.spine])
     bytes_by_rung = {key: {rung: size for rung, (size, _) in steps.items()} for key, steps in moved.items()}
     rungs = [rung.id for rung in spine]
     listing = Listing(

@@ -1,7 +1,8 @@
 """What the code itself says of its casts: ``# cast: exempt(reason)`` and ``# cast: fixed(rung)``.
 
 A marker stands on a line of the cast, or alone on the line above it. ``exempt`` is for a cast that is meant (a
-compressor's boundary, a storage format), and says why. ``fixed`` names the rung of the ladder that does without it.
+compressor's boundary, a storage format), and says why. ``fixed`` names the rung of the ladder's spine that does
+without it: a leaf is never stacked, so it fixes nothing.
 """
 
 import io
@@ -71,7 +72,7 @@ def applied(
             problems.append(Problem(marker.file, marker.line, f"stale: no cast on line {marker.about}"))
             continue
         if marker.word == "fixed" and marker.said not in rungs:
-            said = f"no rung {marker.said!r} in the ladder; rungs: {', '.join(rungs)}"
+            said = f"no rung {marker.said!r} on the ladder's spine: {', '.join(rungs)}"
             problems.append(Problem(marker.file, marker.line, said))
             continue
         for index in _meant(done, here):

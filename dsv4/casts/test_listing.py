@@ -17,7 +17,7 @@ from dsv4.casts.trace import Casts
 
 ROOT = Path(__file__).parents[2]
 CONFIG = configuration.load(ROOT / "config.yaml")
-RUNGS = [rung.id for rung in CONFIG.ladder]
+RUNGS = [rung.id for rung in CONFIG.ladder.spine()]
 WASTE = "import torch\ndef f(a):\n    x = a.bfloat16()\n    return x.float(){}\n"
 
 
@@ -52,7 +52,8 @@ def test_a_marker_alone_is_about_the_next_line(tmp_path):
         ("# cast: exempt(  )", "without a reason"),
         ("# cast: exempt", "says nothing"),
         ("# cast: ignore(me)", "says nothing"),
-        ("# cast: fixed(B9)", "no rung 'B9' in the ladder"),
+        ("# cast: fixed(B9)", "no rung 'B9' on the ladder's spine"),
+        ("# cast: fixed(B1_aligned)", "no rung 'B1_aligned' on the ladder's spine"),
     ],
 )
 def test_a_marker_that_cannot_stand_exempts_nothing(tmp_path, marker, said):

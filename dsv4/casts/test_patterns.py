@@ -117,6 +117,12 @@ REPORTED = {
         "class M(nn.Module):\n def __init__(self):\n  self.q = nn.Linear(3, 3, dtype=BF16)\n"
         " def forward(self, a):\n  x = self.q(a)  # P\n  return x.float()  # H",
     ),
+    "an object that is called": (
+        WIDENED,
+        "class Wide:\n def __call__(self, a, dtype):\n  return torch.empty(3, dtype=dtype)\n"
+        "class Layer:\n q: Wide | None\n"
+        "def f(at: Layer, a):\n x = at.q(a, BF16)  # P\n return x.float()  # H",
+    ),
     "under a key": (
         WIDENED,
         "def f(a):\n return {'hidden': a.to(BF16)}  # P\ndef g(env):\n return env['hidden'].float()  # H",

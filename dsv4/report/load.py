@@ -19,6 +19,7 @@ from jsonschema.exceptions import best_match
 from dsv4.config import ConfigError
 from dsv4.config import load as load_config
 from dsv4.ladder import Ladder, State, Variant
+from dsv4.report import casts
 from dsv4.report.kernels import Kernels
 from dsv4.report.kernels import load as load_kernels
 from dsv4.report.measurements import ReportError, empty_metrics, labels, read
@@ -49,6 +50,7 @@ class Audit:
     claims : the plan's claims, or None if not written.
     checkpoint : the checkpoint's manifest, or empty.
     labels : commit, versions, seed and device of the last variant that was measured, or empty.
+    casts : the cast sweep's list, or empty.
     kernels : what was built and timed beside the audit.
     gaps : what is missing and why.
     """
@@ -63,6 +65,7 @@ class Audit:
     claims: list[dict[str, Any]] | None = None
     checkpoint: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
+    casts: dict[str, Any] = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
     gaps: list[Gap] = field(default_factory=list)
 
@@ -108,6 +111,8 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
     tables = (labels(results / "metrics" / f"{name}.parquet") for name in reversed(measured))
     audit.labels = next((found for found in tables if found), {})
     audit.kernels = load_kernels(results)
+    audit.casts, why = casts.load(results)
+    audit.gaps += [Gap("casts.json", why)] if why else []
     audit.gaps += _unjudged(audit)
     return audit
 

@@ -17,6 +17,7 @@ from dsv4.ladder import State
 from dsv4.report import (
     behind,
     bounds,
+    casts,
     digits,
     frames,
     kernels,
@@ -78,6 +79,8 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "step_times": step_time.table(audit),
         "kernels": kernels.shown(audit.kernels, audit.ladder),
         "kernels_template": kernels.TEMPLATE,
+        "casts": casts.shown(audit.casts),
+        "casts_template": casts.TEMPLATE,
         "details": behind.details(audit),
         "nonfinite": frames.nonfinite(audit.metrics).to_dict("records"),
         "identity": behind.identity(audit),

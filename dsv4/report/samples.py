@@ -153,6 +153,36 @@ CLAIMS = [
 ]
 
 
+def casts() -> dict[str, Any]:
+    """A sweep's list: one cast open, one fixed, one exempt."""
+    place = {"file": "engine/layers.py", "line": 40, "text": "norm(x)"}
+    common = {"file": "engine/layers.py", "end_line": 41, "column": 30, "producer": place, "grep": True}
+    common |= {
+        "direction": "widened_after_narrow",
+        "source": "bfloat16",
+        "target": "float32",
+        "text": "x.float()",
+    }
+    common |= {"bytes_now": 12, "bytes_fixed": 8, "consumer": place | {"line": 43, "text": "head(…)"}}
+    step = {rung: {"bytes": 1536, "calls": 1} for rung in ("B0", "B3")}
+    head = common | {"line": 41, "status": "fixed", "reason": "B4_head", "step": step}
+    meant = common | {"line": 52, "status": "exempt", "reason": "the record is narrow", "step": {}}
+    gate = common | {"line": 60, "status": "open", "reason": "", "producer": None, "source": ""}
+    gate |= {"direction": "unclear", "bytes_now": None, "bytes_fixed": None, "step": {}}
+    return {
+        "schema": 1,
+        "clean": False,
+        "files": 12,
+        "rungs": ["B0", "B3", "B4_head"],
+        "count": {"open": 1, "fixed": 1, "exempt": 1, "free": 4},
+        "free": {"in registers": 4},
+        "casts": [head, meant, gate],
+        "grep": {"hits": 4, "no_cast": ["engine/layers.py:7"]},
+        "problems": [{"file": "engine/layers.py", "line": 9, "said": "stale: no cast on line 9"}],
+        "warnings": ["engine/old.py:1: not swept, it does not parse: invalid syntax"],
+    }
+
+
 def write(results: Path, *, failing: bool = True) -> Path:
     """Write a whole results folder and return it."""
     ladder = Ladder(yaml.safe_load(CONFIG.read_text())["ladder"])
@@ -180,6 +210,7 @@ def write(results: Path, *, failing: bool = True) -> Path:
     claims = [dict(zip(keys, row, strict=True), device="cpu", section="B1") for row in CLAIMS]
     (results / "gates.json").write_text(json.dumps(gates))
     (results / "claims.json").write_text(json.dumps(claims))
+    (results / "casts.json").write_text(json.dumps(casts()))
     (results / "checkpoint.json").write_text(
         json.dumps({"sha256": run["checkpoint_sha256"], "num_hidden_layers": 8})
     )
