@@ -31,6 +31,7 @@ def compress(at: KernelLayer, env: Env, batch: Batch) -> Written:
     assert at.native.compressor is not None
     pooled, closed, cos, sin = _close_windows(at, env, batch, "compressor", at.native.compressor)
     normed = rmsnorm(pooled, at.native.compressor.norm, eps=at.eps, dtype=FP32)
+    # cast: exempt(the compressor's boundary: FP32 until the store narrows it, the architecture's memory budget)
     return {"comp_closed": closed, "comp": rope(normed, cos, sin, dtype=FP32)}
 
 

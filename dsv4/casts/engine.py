@@ -73,17 +73,21 @@ class Engine:
         return sorted(self.recorder.found.values(), key=lambda cast: (cast.file, cast.line, cast.text))
 
     def _module(self, module: Module) -> None:
-        self.follow(Body(self, module, report=True, jit=False), module.tree.body, top=True)
+        self._follow(Body(self, module, report=True, jit=False), module.tree, top=True)
         for name, node in module.defined.items():
             if isinstance(node, Function):
                 body = Body(self, module, name.rpartition(".")[0], report=True, jit=module.is_jit(node))
                 body.names = self._parameters(module, name, node)
-                self.follow(body, node.body)
+                self._follow(body, node)
 
-    def follow(self, body: Body, statements: Sequence[ast.stmt], *, top: bool = False) -> None:
+    def _follow(self, body: Body, node: Function | ast.Module, *, top: bool = False) -> None:
         """Follow a function to its end; then what is narrowed only is known."""
         body.in_function = not top
-        body.run(statements)
+        try:
+            body.run(node.body)
+        except RecursionError:
+            line = getattr(node, "lineno", 1)
+            self.tree.warn(f"{body.module.file}:{line}: not swept to its end, it is nested too deeply")
         self.recorder.finish()
 
     def _parameters(self, module: Module, name: str, node: Function) -> dict[str, Bound]:

@@ -9,7 +9,7 @@ from dsv4.casts import ops
 from dsv4.casts.expressions import Expressions
 from dsv4.casts.source import Function, Module
 from dsv4.casts.uses import Definitions, base
-from dsv4.casts.values import Dtype, Group, Scalar, Tensor, Value, joined, member
+from dsv4.casts.values import Dtype, Group, Scalar, Tensor, Value, joined, member, of_dtype
 
 if TYPE_CHECKING:
     from dsv4.casts.engine import Engine
@@ -136,11 +136,14 @@ class Body(Expressions):
             self.evaluate(target.slice)
 
     def _augment(self, target: ast.expr, value: ast.expr) -> None:
+        """In place: the tensor keeps its dtype and has a new producer; that it was read for it does not count."""
         self.evaluate(value)
-        if isinstance(target, ast.Name):
-            self.read(target)  # in place: the tensor keeps its dtype
-        else:
+        bound = self.names.get(target.id) if isinstance(target, ast.Name) else None
+        if bound is None:
             self.evaluate(target)
+        elif isinstance(bound.value, Tensor):
+            place = self.place(self.module.parents.get(target, target))
+            self._bind(target, of_dtype(Dtype(bound.value.dtypes), place))
 
     def _branches(self, branches: Sequence[Sequence[ast.stmt]]) -> None:
         before = dict(self.names)

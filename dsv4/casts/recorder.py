@@ -9,7 +9,7 @@ from dsv4.casts.expressions import Expressions
 from dsv4.casts.forms import Form
 from dsv4.casts.hits import CHOICE, Cast, Direction, Status
 from dsv4.casts.uses import base, consumer, written_at
-from dsv4.casts.values import Dtype, Place, Scalar, Value, Way, ways_of
+from dsv4.casts.values import Dtype, Instance, Place, Scalar, Value, Way, ways_of
 
 WIDE = ("float32", "float64")
 
@@ -41,8 +41,10 @@ class Recorder:
         """A cast was met."""
         if not body.report or not (form.target.names & BYTES.keys()):
             return
+        if isinstance(value, Instance):
+            return  # a module's parameters, once
         ways = ways_of(value)
-        pairs = [(way, name) for way in sorted(ways, key=repr) for name in sorted(form.target.names)]
+        pairs = [(way, name) for way in sorted(ways, key=_last_first) for name in sorted(form.target.names)]
         widened = [(way, name) for way, name in pairs if narrower(way.dtype, name)]
         narrowed = [(way, name) for way, name in pairs if narrower(name, way.dtype)]
         unknown = [(way, name) for way, name in pairs if way.dtype == UNKNOWN and name in WIDE]
@@ -58,7 +60,7 @@ class Recorder:
             way = replace(unknown[0][0], place=unknown[0][0].place or self._given(body, form.operand))
             self._wait(body, node, self._cast(body, node, Direction.UNCLEAR, (way, unknown[0][1]), free))
         else:
-            way = next(iter(sorted(ways, key=repr)), Way(UNKNOWN))
+            way = min(ways, key=_last_first, default=Way(UNKNOWN))
             name = sorted(form.target.names)[0]
             said = {INT: "of integers", UNKNOWN: "of a value whose dtype is not known"}
             free = free or said.get(way.dtype, f"it is {way.dtype} already")
@@ -82,7 +84,7 @@ class Recorder:
 
     def quantiser(self, body: Expressions, node: ast.Call, value: Value) -> None:
         """A call that stores its first argument in a narrow format."""
-        wide = [way for way in sorted(ways_of(value), key=repr) if way.dtype in WIDE and way.made]
+        wide = [way for way in sorted(ways_of(value), key=_last_first) if way.dtype in WIDE and way.made]
         if body.report and wide and not body.jit:
             cast = self._cast(body, node, Direction.NARROWED, (wide[0], UNKNOWN), "")
             self._narrowing(body, node, node.args[0], cast, made=True)
@@ -92,7 +94,9 @@ class Recorder:
         if body.report and dtype.names & BYTES.keys():
             names = sorted(dtype.names & BYTES.keys(), key=lambda name: (BYTES[name], name))
             way = Way(names[0], body.place(node))
-            cast = self._cast(body, node, Direction.WIDENED, (way, names[-1]), CHOICE)
+            wide = names[0] in WIDE  # then what narrows it next may be what is meant
+            direction, target = (Direction.NARROWED, UNKNOWN) if wide else (Direction.WIDENED, names[-1])
+            cast = self._cast(body, node, direction, (way, target), CHOICE)
             self.found.setdefault(cast.key, cast)
 
     @staticmethod
@@ -134,6 +138,11 @@ class Recorder:
         before = self.found.get(cast.key)
         if before is None or _rank(cast) >= _rank(before):
             self.found[cast.key] = cast
+
+
+def _last_first(way: Way) -> tuple[bool, int, str]:
+    """Of several producers the one that stands last is named."""
+    return way.place is None, -way.place.line if way.place else 0, way.dtype
 
 
 def _rank(cast: Cast) -> tuple[bool, bool]:

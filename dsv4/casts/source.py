@@ -40,12 +40,19 @@ class Module:
                 for alias in node.names:
                     name = base + alias.name if base.endswith(".") else f"{base}.{alias.name}"
                     self.imports[alias.asname or alias.name] = name
-        for node in self.tree.body:
+        self._define(self.tree.body, "")
+
+    def _define(self, body: list[ast.stmt], prefix: str) -> None:
+        """Functions and classes of a body, also those that are defined under a condition."""
+        for node in body:
             if isinstance(node, Function | ast.ClassDef):
-                self.defined[node.name] = node
+                self.defined[prefix + node.name] = node
             if isinstance(node, ast.ClassDef):
-                inner = (each for each in node.body if isinstance(each, Function))
-                self.defined |= {f"{node.name}.{each.name}": each for each in inner}
+                self._define(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.If | ast.Try | ast.With):
+                inner = [*node.body, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
+                handlers = [each for handler in getattr(node, "handlers", []) for each in handler.body]
+                self._define([*handlers, *inner], prefix)
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
@@ -113,6 +120,11 @@ class Tree:
                 said = error.msg if isinstance(error, SyntaxError) else str(error)
                 self.warnings.append(f"{file}{line}: not swept, it does not parse: {said}")
         return self._modules[file]
+
+    def warn(self, said: str) -> None:
+        """Keep a warning, once."""
+        if said not in self.warnings:
+            self.warnings.append(said)
 
     def find(self, dotted: str, module: Module, depth: int = 0) -> tuple[Module, str] | None:
         """Where a dotted name, as ``module`` spells it, is defined: that module and the rest of the name."""

@@ -151,6 +151,15 @@ REPORTED = {
         "def f(n):\n x = torch.ones(n)\n y = x.clamp(-448, 448)  # P\n"
         " return y.to(torch.float8_e4m3fn), x.amax()  # H",
     ),
+    "accumulated in place": (
+        NARROWED,
+        "def f(parts, n):\n total = torch.zeros(n)\n for each in parts:\n  total += each  # P\n"
+        " return total.to(BF16)  # H",
+    ),
+    "defined under a condition": (
+        WIDENED,
+        "if torch.cuda.is_available():\n def f(a):\n  x = a.to(BF16)  # P\n  return x.float()  # H",
+    ),
     "quantised": (
         NARROWED,
         "def f(w, quantize_fp8):\n x = F.rms_norm(torch.ones(3), w)  # P\n return quantize_fp8(x)  # H",
@@ -212,6 +221,24 @@ def test_a_cast_is_reported_with_its_line_producer_and_direction(tmp_path, name)
 @pytest.mark.parametrize("name", NOT_REPORTED)
 def test_what_costs_nothing_of_its_own_is_not_reported(tmp_path, name):
     assert swept(tmp_path, NOT_REPORTED[name]) == []
+
+
+def test_casts_of_a_kernel_are_listed_apart_as_free(tmp_path):
+    (tmp_path / "fixture.py").write_text(HEAD + NOT_REPORTED["registers of a kernel"])
+    casts = sweep(tmp_path).casts
+    registers = [cast.text for cast in casts if cast.reason == "in registers"]
+    assert registers == ["tl.load(p).to(tl.float32)", "tl.cast(x, tl.bfloat16)", "z.to(tl.bfloat16)"]
+    assert [cast.text for cast in casts if cast.reason == "the accumulator's dtype"] == [
+        "tl.dot(y, y, out_dtype=tl.float32)"
+    ]
+
+
+def test_a_function_that_is_nested_too_deeply_is_warned_of(tmp_path):
+    (tmp_path / "deep.py").write_text(f"def f(a):\n return {'+'.join(['a'] * 2000)}\n")
+    (tmp_path / "good.py").write_text(HEAD + REPORTED["float"][1])
+    found = sweep(tmp_path)
+    assert [line.partition(",")[0] for line in found.warnings] == ["deep.py:1: not swept to its end"]
+    assert [cast.file for cast in found.casts if cast.status is Status.OPEN] == ["good.py"]
 
 
 def test_there_are_as_many_patterns_as_was_asked_for():
