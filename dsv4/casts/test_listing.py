@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,70 @@ def test_the_command_exits_1_while_something_is_open(tmp_path, marker, status):
     (cast,) = [each for each in json.loads(out.read_text())["casts"] if each["status"] != "free"]
     assert (cast["line"], cast["producer"]["line"], cast["grep"]) == (4, 3, True)
     assert (cast["bytes_now"], cast["bytes_fixed"]) == (12, 8)
+
+
+TREE = {
+    "single_shot_inference.py": """
+        import torch
+        from dsv4.layers.indexer import Indexer
+        from dsv4.ops import norm as norms
+
+        def step(tokens, indexer: Indexer, w):
+            x = norms.rmsnorm(tokens, w)
+            wide = x.float()
+            scores = indexer(wide)
+            return torch.softmax(scores.float(), -1)
+        """,
+    "dsv4/layers/__init__.py": "",
+    "dsv4/layers/indexer.py": """
+        import torch
+        from ..ops.norm import rmsnorm
+
+        class Indexer:
+            def __init__(self, n):
+                self.keys = torch.zeros(n, dtype=torch.float8_e4m3fn)
+
+            def __call__(self, x):
+                q_idx = self.project(x)
+                return torch.einsum("tnd,cd->tnc", q_idx.float(), self.keys.float())
+
+            def project(self, x):
+                return rmsnorm(x, x, dtype=torch.bfloat16)
+        """,
+    "dsv4/ops/__init__.py": "",
+    "dsv4/ops/norm.py": """
+        import torch
+
+        def rmsnorm(x, w, dtype=torch.bfloat16):
+            y = x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+            return (y * w).to(dtype)
+        """,
+}
+
+
+def test_a_tree_of_several_files_is_followed_across_them(tmp_path):
+    """The plan's own example: the indexer's FP32 einsum over BF16 queries and FP8 keys."""
+    for name, source in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(source))
+    paths = [Path("single_shot_inference.py"), Path("dsv4/layers"), Path("dsv4/ops")]
+    listing = listed(tmp_path, paths, CONFIG)
+    found = {(cast.file, cast.line, cast.text): cast for cast in listing.open}
+    assert [(file, line, text) for file, line, text in sorted(found)] == [
+        ("dsv4/layers/indexer.py", 11, "q_idx.float()"),
+        ("dsv4/layers/indexer.py", 11, "self.keys.float()"),
+        ("single_shot_inference.py", 8, "x.float()"),
+    ]
+    query, keys, wide = (found[key] for key in sorted(found))
+    assert {cast.direction for cast in found.values()} == {Direction.WIDENED}
+    assert (query.producer.line, query.source) == (10, "bfloat16")
+    assert query.producer.text == "self.project(x) in dsv4/layers/indexer.py:14"
+    assert (keys.producer.line, keys.source) == (7, "float8_e4m3fn")
+    assert query.consumer.text == keys.consumer.text == "torch.einsum(…)"
+    assert (wide.producer.line, wide.producer.text) == (7, "norms.rmsnorm(tokens, w) in dsv4/ops/norm.py:6")
+    assert (wide.consumer.line, wide.consumer.text) == (9, "indexer(…)")
+    assert len(listing.greps) == 3  # lines; the indexer's holds two casts
+    assert all(cast for _, _, cast in listing.greps)
 
 
 @pytest.fixture(scope="module")
