@@ -100,47 +100,60 @@ class Listing:
 
 def listed(root: Path, paths: Sequence[Path], config: Config) -> Listing:
     """Sweep a tree; this project's own path is traced too, rung by rung of the ladder's spine."""
-    moved: dict[Key, dict[str, tuple[int, int]]] = {}
-    kinds: dict[Key, tuple[int, str, str]] = {}
-    spine = [rung for rung in config.ladder if rung.spine] if audited_here(root) and not paths else []
-    if spine:
-        _trace(root, config.checkpoint, spine, moved, kinds)
-    run_files = sorted({file for file, _, _ in kinds})
-    found = sweep(root, paths, also=run_files)
+    spine = list(config.ladder.spine()) if audited_here(root) and not paths else []
+    steps = _steps(root, config.checkpoint, spine) if spine else _Steps()
+    found = sweep(root, paths, also=sorted({file for file, _, _ in steps.kinds}))
     swept = {path.relative_to(root.resolve()).as_posix() for path in files_of(root, paths)}
     # Of a file that is not part of what is swept, only what a step ran counts.
-    casts = _seen([cast for cast in found.casts if cast.file in swept or cast.key in kinds], kinds)
+    casts = [cast for cast in found.casts if cast.file in swept or cast.key in steps.kinds]
     said, wrong = _markers(found)
-    casts, problems = applied(casts, said, [rung.id for rung in config.ladder if rung.spine])
-    bytes_by_rung = {key: {rung: size for rung, (size, _) in steps.items()} for key, steps in moved.items()}
-    rungs = [rung.id for rung in spine]
+    casts, problems = applied(_seen(casts, steps.kinds), said, [rung.id for rung in config.ladder.spine()])
+    moved = {key: {rung: size for rung, (size, _) in step.items()} for key, step in steps.moved.items()}
     listing = Listing(
         files=len(found.modules),
-        casts=checked(casts, rungs, bytes_by_rung),
-        moved=moved,
-        rungs=tuple(rungs),
+        casts=checked(casts, steps.rungs, moved),
+        moved=steps.moved,
+        rungs=tuple(steps.rungs),
         greps=tuple(_grepped(found, casts)),
         problems=tuple(sorted([*wrong, *problems], key=lambda each: (each.file, each.line))),
-        warnings=tuple(found.warnings),
+        warnings=(*found.warnings, *steps.warnings),
     )
     listing.casts.sort(key=lambda cast: (-listing.most(cast), cast.file, cast.line, cast.column))
     return listing
 
 
-def _trace(
-    root: Path,
-    checkpoint: Path,
-    spine: Sequence[Variant],
-    moved: dict[Key, dict[str, tuple[int, int]]],
-    kinds: dict[Key, tuple[int, str, str]],
-) -> None:
+@dataclass
+class _Steps:
+    """What decode steps moved.
+
+    Attributes
+    ----------
+    moved : bytes and calls by rung, of a cast's key.
+    kinds : a cast's first line and dtypes.
+    rungs : those that have a step.
+    """
+
+    moved: dict[Key, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    kinds: dict[Key, tuple[int, str, str]] = field(default_factory=dict)
+    rungs: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def _steps(root: Path, checkpoint: Path, spine: Sequence[Variant]) -> _Steps:
     from dsv4.casts.trace import traced  # torch and Triton, which a sweep of another tree does without
 
-    for each in traced(root, checkpoint, spine):
-        key = each.spot.file, each.spot.end_line, each.spot.column
-        size, calls = moved.setdefault(key, {}).get(each.rung, (0, 0))
-        moved[key][each.rung] = size + each.bytes, calls + each.calls
-        kinds[key] = each.spot.line, each.moved.source, each.moved.target
+    steps = _Steps()
+    for rung, casts in traced(root, checkpoint, spine):
+        if isinstance(casts, str):
+            steps.warnings.append(f"{rung}: no step was traced: {casts}")
+            continue
+        steps.rungs.append(rung)
+        for each in casts:
+            key = each.spot.file, each.spot.end_line, each.spot.column
+            size, calls = steps.moved.setdefault(key, {}).get(rung, (0, 0))
+            steps.moved[key][rung] = size + each.bytes, calls + each.calls
+            steps.kinds[key] = each.spot.line, each.moved.source, each.moved.target
+    return steps
 
 
 def _seen(casts: Iterable[Cast], kinds: Mapping[Key, tuple[int, str, str]]) -> list[Cast]:

@@ -1,5 +1,6 @@
 """Markers, the command, and the list of this project: empty or exempt after B4."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -190,6 +191,16 @@ def test_a_tree_of_several_files_is_followed_across_them(tmp_path):
     assert (wide.consumer.line, wide.consumer.text) == (9, "indexer(…)")
     assert len(listing.greps) == 3  # lines; the indexer's holds two casts
     assert all(cast for _, _, cast in listing.greps)
+
+
+def test_a_plan_without_kernels_is_not_traced_and_said(monkeypatch):
+    rung = CONFIG.ladder["B4_head"]
+    nvfp4 = dataclasses.replace(rung, plan=dataclasses.replace(rung.plan, kv_format="nvfp4"))
+    monkeypatch.setattr(type(CONFIG.ladder), "spine", lambda _: [CONFIG.ladder["B3"], nvfp4])
+    listing = listed(ROOT, [], CONFIG)
+    assert listing.rungs == ("B3",)
+    (said,) = listing.warnings
+    assert said.startswith("B4_head: no step was traced: ")
 
 
 @pytest.fixture(scope="module")

@@ -91,29 +91,40 @@ class Casts(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Traced:
-    """What one cast moved in a decode step of one rung."""
+    """What one cast moved in a decode step."""
 
-    rung: str
     spot: Spot
     moved: Moved
     calls: int
     bytes: int
 
 
-def traced(root: Path, checkpoint: Path, rungs: Sequence[Variant]) -> Iterator[Traced]:
-    """Casts of a decode step of each rung, at the sizes of the checkpoint's ``config.json``."""
-    from dsv4.backend.count import step_of  # Triton, which the static half does without
+def traced(
+    root: Path, checkpoint: Path, rungs: Sequence[Variant]
+) -> Iterator[tuple[str, list[Traced] | str]]:
+    """Casts of a decode step of each rung, at the sizes of the checkpoint's ``config.json``.
+
+    Yields
+    ------
+    The rung's id, and its casts; or why it has no step on kernels.
+    """
+    from dsv4.backend.count import step_of
     from dsv4.backend.launches import withheld
+    from dsv4.backend.paths import NoKernelError
     from dsv4.model.config import load_config
 
     config = load_config(checkpoint)
     for rung in rungs:
-        with torch.no_grad(), withheld():
-            step = step_of(config, rung.plan, "meta", context=CONTEXT)
-            with Casts(root) as seen:
-                step.run()
-        for (spot, moved), size in sorted(seen.bytes.items()):
-            yield Traced(rung.id, spot, moved, seen.calls[spot, moved], size)
+        try:
+            with torch.no_grad(), withheld():
+                step = step_of(config, rung.plan, "meta", context=CONTEXT)
+                with Casts(root) as seen:
+                    step.run()
+        except NoKernelError as error:
+            yield rung.id, str(error)
+            continue
+        items = sorted(seen.bytes.items())
+        yield rung.id, [Traced(spot, moved, seen.calls[spot, moved], size) for (spot, moved), size in items]
 
 
 CONTEXT = 300  # tokens before the step: windows are full, and every layer has compressed entries
