@@ -16,6 +16,7 @@ from dsv4.ladder import Variant
 
 GREP = re.compile(r"\.float\(\)")  # the plan's own
 SCHEMA = 1
+CONTEXT = 300  # tokens before the traced step: windows are full, and every layer has compressed entries
 Key = tuple[str, int, int]
 
 
@@ -83,6 +84,7 @@ class Listing:
             "clean": self.clean,
             "files": self.files,
             "rungs": list(self.rungs),
+            "context": CONTEXT,
             "count": Counter(cast.status.value for cast in self.casts),
             "free": Counter(cast.reason for cast in self.casts if cast.status is Status.FREE),
             "casts": [
@@ -143,7 +145,7 @@ def _steps(root: Path, checkpoint: Path, spine: Sequence[Variant]) -> _Steps:
     from dsv4.casts.trace import traced  # torch and Triton, which a sweep of another tree does without
 
     steps = _Steps()
-    for rung, casts in traced(root, checkpoint, spine):
+    for rung, casts in traced(root, checkpoint, spine, CONTEXT):
         if isinstance(casts, str):
             steps.warnings.append(f"{rung}: no step was traced: {casts}")
             continue

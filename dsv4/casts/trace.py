@@ -100,9 +100,9 @@ class Traced:
 
 
 def traced(
-    root: Path, checkpoint: Path, rungs: Sequence[Variant]
+    root: Path, checkpoint: Path, rungs: Sequence[Variant], context: int
 ) -> Iterator[tuple[str, list[Traced] | str]]:
-    """Casts of a decode step of each rung, at the sizes of the checkpoint's ``config.json``.
+    """Casts of a decode step of each rung, at the sizes of the checkpoint's ``config.json``, behind ``context`` tokens.
 
     Yields
     ------
@@ -117,7 +117,7 @@ def traced(
     for rung in rungs:
         try:
             with torch.no_grad(), withheld():
-                step = step_of(config, rung.plan, "meta", context=CONTEXT)
+                step = step_of(config, rung.plan, "meta", context=context)
                 with Casts(root) as seen:
                     step.run()
         except NoKernelError as error:
@@ -125,6 +125,3 @@ def traced(
             continue
         items = sorted(seen.bytes.items())
         yield rung.id, [Traced(spot, moved, seen.calls[spot, moved], size) for (spot, moved), size in items]
-
-
-CONTEXT = 300  # tokens before the step: windows are full, and every layer has compressed entries

@@ -30,7 +30,7 @@ def shown(found: Mapping[str, Any]) -> dict[str, Any]:
     """All that the section says."""
     if not found:
         empty = dict.fromkeys(("rows", "steps", "problems", "warnings", "no_cast", "free"), ())
-        return {"status": "The decode path was not swept.", "last": "", **empty}
+        return {"status": "The decode path was not swept.", "last": "", "context": 0, **empty}
     rows = [cast for cast in found["casts"] if cast["status"] != "free" or cast["grep"]]
     rows.sort(key=lambda cast: (ORDER.index(cast["status"]), -_most(cast)))
     return {
@@ -38,6 +38,7 @@ def shown(found: Mapping[str, Any]) -> dict[str, Any]:
         "rows": [_row(cast, found["rungs"]) for cast in rows],
         "steps": _steps(found),
         "last": found["rungs"][-1] if found["rungs"] else "",
+        "context": found["context"],
         "free": sorted(found["free"].items(), key=lambda pair: -pair[1]),
         "problems": [f"{each['file']}:{each['line']}: {each['said']}" for each in found["problems"]],
         "warnings": found["warnings"],
@@ -51,7 +52,7 @@ def _status(found: Mapping[str, Any]) -> str:
     left = "Nothing is open" if found["clean"] else f"{count['open']} open, {wrong} wrong"
     return (
         f"{left} in {_many(found['files'], 'file')}: {_many(count['fixed'], 'cast')} fixed by a rung,"
-        f" {count['exempt']} exempt, {count['free']} without bytes of their own."
+        f" {count['exempt']} exempt, {count['free']} others are no hits."
         f" The plan's grep finds {_many(found['grep']['hits'], 'line')}."
     )
 

@@ -174,6 +174,7 @@ def casts() -> dict[str, Any]:
         "clean": False,
         "files": 12,
         "rungs": ["B0", "B3", "B4_head"],
+        "context": 300,
         "count": {"open": 1, "fixed": 1, "exempt": 1, "free": 4},
         "free": {"in registers": 4},
         "casts": [head, meant, gate],
