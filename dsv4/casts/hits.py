@@ -80,7 +80,7 @@ class Cast:
     def bytes_now(self) -> float | None:
         """Bytes an element from the producer's store to the consumer's load, as it is."""
         sizes = BYTES.get(self.source), BYTES.get(self.target)
-        if None in sizes:
+        if None in sizes or self.source == self.target:
             return None
         return 2 * (sizes[0] or 0) + 2 * (sizes[1] or 0)
 

@@ -180,10 +180,11 @@ def _seen(casts: Iterable[Cast], kinds: Mapping[Key, tuple[int, str, str]]) -> l
                 reason="seen in a step only",
             )
         elif known.source != source or (widened and known.status is Status.FREE):
-            # The sweep did not know the dtype, or another one: what ran counts.
+            # The sweep did not know the dtype, or another one, which another producer made: what ran counts.
             direction = Direction.WIDENED if widened else Direction.NARROWED
-            kinds_of = {"direction": direction, "source": source, "target": target}
-            done[key] = replace(known, **kinds_of, status=Status.OPEN, reason="")
+            producer = known.producer if known.source in ("", source) else None
+            ran = replace(known, direction=direction, source=source, target=target, producer=producer)
+            done[key] = replace(ran, status=Status.OPEN, reason="")
     return list(done.values())
 
 

@@ -12,7 +12,7 @@ import torch
 
 from dsv4 import config as configuration
 from dsv4.casts.hits import Direction, Status
-from dsv4.casts.listing import listed
+from dsv4.casts.listing import _seen, listed
 from dsv4.casts.markers import applied, checked, markers
 from dsv4.casts.sweep import SweepError, files_of, sweep
 from dsv4.casts.trace import Casts
@@ -191,6 +191,24 @@ def test_a_tree_of_several_files_is_followed_across_them(tmp_path):
     assert (wide.consumer.line, wide.consumer.text) == (9, "indexer(…)")
     assert len(listing.greps) == 3  # lines; the indexer's holds two casts
     assert all(cast for _, _, cast in listing.greps)
+
+
+def test_what_ran_counts_over_what_the_source_says(tmp_path):
+    """A widening that the sweep took for none is open, as is one that it did not see; producers of others go."""
+    (tmp_path / "one.py").write_text("import torch\ndef f(n):\n    x = torch.ones(n)\n    return x.float()\n")
+    (free,) = sweep(tmp_path).casts
+    assert (free.status, free.producer.line, free.bytes_now) == (Status.FREE, 3, None)
+    kinds = {free.key: (4, "bfloat16", "float32"), ("two.py", 9, 20): (8, "float32", "bfloat16")}
+    one, two = _seen([free], kinds)
+    assert (one.status, one.direction, one.source, one.producer) == (
+        Status.OPEN,
+        Direction.WIDENED,
+        "bfloat16",
+        None,
+    )
+    assert (two.status, two.direction, two.line) == (Status.OPEN, Direction.NARROWED, 8)
+    assert two.reason == "seen in a step only"
+    assert _seen([free], {}) == [free]
 
 
 def test_a_plan_without_kernels_is_not_traced_and_said(monkeypatch):

@@ -74,7 +74,7 @@ def _row(cast: Mapping[str, Any], rungs: list[str]) -> dict[str, Any]:
         "at": f"{cast['file']}:{cast['line']}",
         "grep": cast["grep"],
         "text": cast["text"],
-        "direction": Direction(cast["direction"]).words,
+        "direction": "no hit" if cast["status"] == "free" else Direction(cast["direction"]).words,
         "dtypes": arrow(cast["source"], cast["target"]),
         "producer": _place(cast["producer"], cast["file"]),
         "consumer": _place(cast["consumer"], cast["file"]),
