@@ -12,6 +12,7 @@ stages, each `python -m NAME --results results/RUN --config config.yaml`:
   dsv4.judge.gate        its verdict (--variant ID)
   dsv4.casts             what the decode path casts, and what became of each
   dsv4.run.times         on a GPU, the time of a decode step (--variants ID ...)
+  dsv4.judge.reached     which code a variant and the workflow reach, and which is dead
   dsv4.judge.collect     all verdicts and metrics in one file each
   dsv4.report            the page, reports/index.html
   dsv4.judge.enforce     exit 1 if a spine rung did not pass
@@ -19,9 +20,12 @@ stages, each `python -m NAME --results results/RUN --config config.yaml`:
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from dsv4 import preflight, salvage
+from dsv4.closure import command as closure
 from dsv4.config import Config, ConfigError, load, run_id
 from dsv4.prompts import load_prompts
 
@@ -63,12 +67,47 @@ def _casts(config: Config, arguments: argparse.Namespace) -> int:
     return command.run(config, arguments)
 
 
+def _closure(config: Config | None, arguments: argparse.Namespace) -> int:
+    globs = [*arguments.archived, *(config.archived if config else ())]
+    return closure.run(arguments.entries, arguments.root, globs, arguments.json)
+
+
+Option = tuple[str, dict[str, Any]]
+
+
+class Command(NamedTuple):
+    """What a command does, in a line; and what it takes beside ``--config``."""
+
+    run: Callable[[Any, argparse.Namespace], int]
+    text: str
+    options: tuple[Option, ...] = ()
+    of_any_tree: bool = False  # which may have no configuration: none is read unless it is named
+
+
 COMMANDS = {
-    "check": (_check, "check configuration, prompts and checkpoint files; run nothing"),
-    "ladder": (_ladder, "list the rungs and what each changes"),
-    "unlock": (_unlock, "remove the locks of a Snakemake that was killed, if none lives"),
-    "casts": (_casts, "list the casts of a tree that cost memory traffic, and what became of each"),
-    "salvage": (_salvage, "render the report from the verdicts that are there, after a crash"),
+    "check": Command(_check, "check configuration, prompts and checkpoint files; run nothing"),
+    "ladder": Command(_ladder, "list the rungs and what each changes"),
+    "unlock": Command(_unlock, "remove the locks of a Snakemake that was killed, if none lives"),
+    "salvage": Command(
+        _salvage,
+        "render the report from the verdicts that are there, after a crash",
+        (("--results", {"type": Path, "required": True}), ("--target", {})),
+    ),
+    "casts": Command(
+        _casts,
+        "list the casts of a tree that cost memory traffic, and what became of each",
+        (
+            ("paths", {"nargs": "*", "type": Path, "help": "default: what a plan runs, or the whole tree"}),
+            ("--root", {"type": Path, "default": Path(), "help": "the tree (default: this folder)"}),
+            ("--json", {"type": Path, "help": "also write the list here"}),
+        ),
+    ),
+    "closure": Command(
+        _closure,
+        "list which files of a tree its entry points reach, and which are dead",
+        closure.OPTIONS,
+        of_any_tree=True,
+    ),
 }
 
 
@@ -78,21 +117,15 @@ def main() -> int:
         prog="python -m dsv4", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("--config", type=Path, default=Path("config.yaml"))
-        if name == "salvage":
-            command.add_argument("--results", type=Path, required=True)
-            command.add_argument("--target")
-        if name == "casts":
-            command.add_argument(
-                "paths", nargs="*", type=Path, help="default: what a plan runs, or the whole tree"
-            )
-            command.add_argument("--root", type=Path, default=Path(), help="the tree (default: this folder)")
-            command.add_argument("--json", type=Path, help="also write the list here")
+    for name, command in COMMANDS.items():
+        own = commands.add_parser(name, help=command.text, description=command.text)
+        own.add_argument("--config", type=Path, default=None if command.of_any_tree else Path("config.yaml"))
+        for option, how in command.options:
+            own.add_argument(option, **how)
     arguments = parser.parse_args()
     try:
-        return COMMANDS[arguments.command][0](load(arguments.config), arguments)
+        config = load(arguments.config) if arguments.config else None
+        return COMMANDS[arguments.command].run(config, arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

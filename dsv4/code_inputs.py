@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from dsv4.closure.names import imported, module_file
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("dsv4", "kernels")
 
@@ -67,13 +69,20 @@ def variant_code(module: str, plan: Mapping[str, str], backend: str = "ref") -> 
     plan : ``dsv4.plan.flatten`` of the variant's plan; empty for the references.
     backend : "kernel": the files of kernels too; references, floors and noise are always "ref".
     """
-
-    def concerns(file: str) -> bool:
-        fields = (ONLY_WHERE | KERNEL_ONLY_WHERE).get(file)
-        return fields is None or any(plan.get(field) in values for field, values in fields.items())
-
+    left = elsewhere(plan, backend)
     files = closure(module, without="" if backend == "kernel" else KERNELS)
-    return tuple(file for file in files if concerns(file))
+    return tuple(file for file in files if file not in left)
+
+
+def elsewhere(plan: Mapping[str, str], backend: str) -> frozenset[str]:
+    """Files that a variant does not run, though its stage imports them: those of other plans, and of kernels."""
+    named = ONLY_WHERE | KERNEL_ONLY_WHERE
+    others = {
+        file
+        for file, fields in named.items()
+        if not any(plan.get(field) in values for field, values in fields.items())
+    }
+    return frozenset(others if backend == "kernel" else others | {f"{KERNELS.replace('.', '/')}.py"})
 
 
 class _Needs:
@@ -96,7 +105,7 @@ def _needs(module: str) -> _Needs:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            modules.update(_imported(node, package))
+            modules.update(imported(node, package.split(".")))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if "." in node.value:
                 modules.update(_run_as_main(node.value))
@@ -107,18 +116,6 @@ def _needs(module: str) -> _Needs:
 def _run_as_main(module: str) -> list[str]:
     """What ``python -m module`` starts with: the module, and a package's ``__main__``."""
     return [name for name in (module, f"{module}.__main__") if _module_file(name) is not None]
-
-
-def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-        return
-    base = node.module or ""
-    if node.level:
-        above = package.split(".")[: len(package.split(".")) - node.level + 1]
-        base = ".".join([*above, base]).rstrip(".")
-    yield base
-    yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def _data(folder: Path, name: str) -> Iterator[str]:
@@ -135,8 +132,7 @@ def _module_file(module: str) -> Path | None:
     parts = module.split(".")
     if parts[0] not in PACKAGES or not all(part.isidentifier() for part in parts):
         return None
-    base = ROOT.joinpath(*parts)
-    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
+    return module_file(ROOT.joinpath(*parts))
 
 
 def _relative(path: Path) -> str:

@@ -65,6 +65,7 @@ class Config:
     tighten : limit name -> value.
     ladder : the rungs.
     build : the audited tree's own build, or None.
+    archived : globs of files that no variant may reach, below the tree's root.
     """
 
     path: Path
@@ -79,6 +80,7 @@ class Config:
     ladder: Ladder
     build: ForeignBuild | None = None
     backend: str = "auto"
+    archived: tuple[str, ...] = ()
 
 
 class _TextKeys(yaml.SafeLoader):
@@ -178,6 +180,7 @@ def load(path: str | Path) -> Config:
         ladder=ladder,
         build=_foreign_build(content.get("build")),
         backend=content.get("backend", "auto"),
+        archived=tuple(content.get("archived") or ()),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from dsv4 import archived
 from dsv4.backend.paths import NoKernelError, check_plan
 from dsv4.config import Config, ConfigError, backend_of, checkpoint_files
 from dsv4.files import cannot_write, temporary_name
@@ -20,7 +21,7 @@ LOCKS = Path(".snakemake/locks")
 
 
 def check(config: Config) -> dict[str, int]:
-    """Refuse what would fail later: missing checkpoint files, prompts that are too long.
+    """Refuse what would fail later: missing checkpoint files, prompts that are too long, archived code that runs.
 
     Returns
     -------
@@ -30,14 +31,16 @@ def check(config: Config) -> dict[str, int]:
     Raises
     ------
     ConfigError
-        Names the file and what to do; or a rung that no kernel computes.
+        Names the file and what to do; or a rung that no kernel computes, or that reaches an archived file.
     """
-    if backend_of(config).kind == "kernel":
+    backend = backend_of(config).kind
+    if backend == "kernel":
         for rung in config.ladder.default():
             try:
                 check_plan(rung.plan)
             except NoKernelError as error:
                 raise ConfigError(f"{config.path}: ladder.{rung.id}: {error}") from error
+    archived.check(config, backend)
     checkpoint_files(config.checkpoint)
     return {name: len(ids) for name, ids in encode_all(config).items()}
 

@@ -70,6 +70,7 @@ def test_the_committed_configuration_loads(written):
             "{q_format: fp8, pv_format: fp8}",
             "ladder.B1 changes q_format.*pv_format.*exactly one",
         ),
+        ('archived: ["', 'archived: ["/', "archived.0: '/dsv4/.*' does not match"),
         ("parent: B2", "parent: B0", "ladder.B3 needs B1 among its ancestors"),
         ("parent: B2", "parent: B9", "ladder.B3.parent = 'B9': no such rung"),
         ("parent: B3", "parent: B2_fp4", "its parent B2_fp4 is a leaf"),

@@ -35,10 +35,16 @@ COPIED += [
         "model/config",
         "salvage",
         "code_inputs",
+        "archived",
     )
 ]
+COPIED += [
+    f"dsv4/closure/{path.name}"
+    for path in (ROOT / "dsv4/closure").glob("*.py")
+    if not path.name.startswith(("test_", "conftest"))
+]
 STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise", "run.times"]
-STAGES += ["judge.measure", "judge.gate", "judge.collect", "judge.enforce", "casts", "report"]
+STAGES += ["judge.measure", "judge.gate", "judge.reached", "judge.collect", "judge.enforce", "casts", "report"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
     **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor", "noise")},
