@@ -36,6 +36,12 @@ def code(module, backend="ref"):
     return lambda wildcards: variant_code(module, flatten(CONFIG.ladder[wildcards.variant].plan), backend)
 
 
+def sources(wildcards=None):
+    """Every source of the tree but tests: a closure may end at any of them."""
+    tree = Tree(Path.cwd())
+    return sorted(file for file in tree.files if not tree.is_test(file))
+
+
 def of_kernels(module, part=None):
     """Input function: files that a command runs, over every ``kernels/<op>/<part>.py`` if it is about these."""
 

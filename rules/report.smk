@@ -44,6 +44,7 @@ rule report:
         gates="<results>/gates.json",
         table="<results>/metrics.parquet",
         claims="<results>/claims.json",
+        closure="<results>/closure.json",
         noise=noise_of_baseline,
         casts="<results>/casts.json",
         code=closure("dsv4.report"),

@@ -45,6 +45,8 @@ def main() -> None:
                 write(results / kind / variant / f"{prompt}.h5.sha256")
     elif STAGE == "checkpoint":
         write(results / "checkpoint.json")
+    elif STAGE == "reached":
+        write(results / "closure.json")
     elif STAGE == "measure":
         write(results / "metrics" / f"{variant}.parquet")
     elif STAGE == "noise":

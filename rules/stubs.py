@@ -44,7 +44,15 @@ COPIED += [
     if not path.name.startswith(("test_", "conftest"))
 ]
 STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise", "run.times"]
-STAGES += ["judge.measure", "judge.gate", "judge.reached", "judge.collect", "judge.enforce", "casts", "report"]
+STAGES += [
+    "judge.measure",
+    "judge.gate",
+    "judge.reached",
+    "judge.collect",
+    "judge.enforce",
+    "casts",
+    "report",
+]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
     **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor", "noise")},

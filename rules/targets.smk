@@ -16,4 +16,4 @@ rule unknown:
     output:
         "{name}",
     wildcard_constraints:
-        name=r"\w+",
+        name=r"(?!Snakefile$)\w+",  # which is an input of the closure

@@ -52,6 +52,7 @@ class Audit:
     labels : commit, versions, seed and device of the last variant that was measured, or empty.
     casts : the cast sweep's list, or empty.
     kernels : what was built and timed beside the audit.
+    code : which code runs, see :mod:`dsv4.judge.reached`, or None if not written.
     gaps : what is missing and why.
     """
 
@@ -67,6 +68,7 @@ class Audit:
     labels: dict[str, Any] = field(default_factory=dict)
     casts: dict[str, Any] = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
+    code: dict[str, Any] | None = None
     gaps: list[Gap] = field(default_factory=list)
 
     def state(self, rung: Variant) -> State:
@@ -113,6 +115,7 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
     audit.kernels = load_kernels(results)
     audit.casts, why = casts.load(results)
     audit.gaps += [Gap("casts.json", why)] if why else []
+    audit.code = _json(audit, results / "closure.json", "which code runs was not looked at")
     audit.gaps += _unjudged(audit)
     return audit
 

@@ -184,6 +184,29 @@ def casts() -> dict[str, Any]:
     }
 
 
+STEP = {"file": "dsv4/run/variant.py", "line": 9, "how": "import"}
+CHAIN = [STEP, {"file": "dsv4/old/index.cu", "line": None, "how": ""}]
+REACHED: dict[str, Any] = {
+    "entries": ["dsv4.run.variant"],
+    "counts": {"live": 170, "maybe": 2, "types only": 0, "dead": 52},
+    "left_out": {"tests": 149},
+    "live": [{"file": "dsv4/old/index.cu", "status": "live", "chain": CHAIN}],
+    "dead": ["kernels/sanitize.py"],
+    "unknown": [{"file": "kernels/build/collect.py", "line": 41, "text": "import_module of <a> name"}],
+    "broken": [],
+    "embedded": [],
+}
+CODE = {
+    "schema": 1,
+    "variant": REACHED,
+    "workflow": REACHED,
+    "archived": [
+        {"glob": "dsv4/old/*.cu", "files": 1, "verdict": "maybe", "met": {"B2": [REACHED["live"][0]]}},
+        {"glob": "kernels/old/*", "files": 3, "verdict": "dead", "met": {}},
+    ],
+}
+
+
 def write(results: Path, *, failing: bool = True) -> Path:
     """Write a whole results folder and return it."""
     ladder = Ladder(yaml.safe_load(CONFIG.read_text())["ladder"])
@@ -212,6 +235,7 @@ def write(results: Path, *, failing: bool = True) -> Path:
     (results / "gates.json").write_text(json.dumps(gates))
     (results / "claims.json").write_text(json.dumps(claims))
     (results / "casts.json").write_text(json.dumps(casts()))
+    (results / "closure.json").write_text(json.dumps(CODE))
     (results / "checkpoint.json").write_text(
         json.dumps({"sha256": run["checkpoint_sha256"], "num_hidden_layers": 8})
     )

@@ -136,3 +136,10 @@ def test_page_that_would_be_too_heavy_drops_the_least_interesting(monkeypatch, f
     dropped = re.search(r"Left out to keep the page under 4 MB: ([^;]*);", page)[1].split(", ")
     assert "B2" not in dropped
     assert set(dropped) < set(pd.unique(audit.metrics["variant"]))
+
+
+def test_code_that_runs_is_shown_with_archived_files_and_what_is_not_known(page):
+    section = own(page).partition('id="h-code"')[2].partition("</section>")[0]
+    assert "import_module of &lt;a&gt; name" in section
+    assert re.search(r"dsv4/old/\*\.cu.*not ruled out.*dsv4/run/variant\.py:9 → dsv4/old/index\.cu", section)
+    assert "kernels/sanitize.py" in section
