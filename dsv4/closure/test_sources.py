@@ -115,6 +115,13 @@ FOUND = {
         {"pkg/__init__.py", "k/a.cu", "k/b.cu", "inc/x.h"},
         set(),
     ),
+    "own loader, never called": (
+        "def get(name):\n    return open(f'k/{name}.cu')",
+        CU,
+        set(),
+        {"k/a.cu", "k/b.cu"},
+    ),
+    "a name that changes": ("p = 'k/a.cu'\nopen(p)\np = 'k/b.cu'", CU, {"k/a.cu"}, {"k/b.cu"}),
     "own loader, called later": (
         "from functools import partial\nfrom loader import get\nuse = partial(get, 'a')\nmap(get, ['b'])",
         CU
