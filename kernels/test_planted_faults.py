@@ -148,3 +148,14 @@ def test_every_kernel_has_a_fault_in_its_own_body():
 def test_every_op_with_a_kernel_plants_its_faults():
     ops = {path.parent.name for path in FOLDER.glob("*/*kernel.py") if not path.name.startswith("test_")}
     assert sorted(op for op in ops if not (FOLDER / op / "test_faults.py").is_file()) == []
+
+
+def test_every_edit_is_of_text_that_is_there():
+    """Those that a GPU must run too."""
+    modules = [
+        importlib.import_module(f"kernels.{path.parent.name}.{path.stem}")
+        for path in FOLDER.glob("*/test_*faults.py")
+    ]
+    for some in (some for module in modules for some in module.FAULTS):
+        for old, new in some.edits.values():
+            edited(some.function, old, new)
