@@ -55,6 +55,8 @@ class Plan:
     kv_norm : kv's RMSNorm, RoPE and cache write: BF16 between each, or none.
     casts : see :class:`Casts`.
     residual : the mHC streams as stored between blocks.
+    rounding : ``none``: every site keeps what it computed and the other fields say nothing. What an
+        engine in FP32 on the dequantised weights claims; no step of the ladder.
     """
 
     norm_quant: Literal["unfused", "fused", "fused_scalar_gsa", "fused_launch_gsa"] = "unfused"
@@ -70,6 +72,7 @@ class Plan:
     kv_norm: Fusion = "unfused"
     casts: Casts = field(default_factory=Casts)
     residual: Literal["bf16", "fp32", "fp32_first_half", "fp32_last_half"] = "bf16"
+    rounding: Literal["plan", "none"] = "plan"
 
 
 def choices() -> dict[str, tuple[str, ...]]:

@@ -18,6 +18,7 @@ class NoKernelError(CheckpointError):
 # Combinations without a kernel: why, and whether a plan has it.
 Refusal = tuple[str, Callable[[Mapping[str, str]], bool]]
 REFUSED: tuple[Refusal, ...] = (
+    ("rounding = none is refs' or an engine's", lambda plan: plan["rounding"] == "none"),
     (
         "mhc_quant = fused joins the launch of norm_quant = fused",
         lambda plan: plan["mhc_quant"] == "fused" and plan["norm_quant"] != "fused",

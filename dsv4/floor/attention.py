@@ -10,7 +10,7 @@ from dsv4.floor.accumulation import FP32
 from dsv4.floor.layer import Env, LayerBase, Written, matrix
 from dsv4.floor.storage import store_kv
 from dsv4.model.cache import Batch
-from kernels.formats import bf16, e4m3, fp8_block
+from kernels.formats import e4m3, fp8_block
 
 
 class AttentionStages(LayerBase):
@@ -71,7 +71,7 @@ class AttentionStages(LayerBase):
             rows = [row for row, one in enumerate(keys) if len(one) == count]
             stacked = torch.stack([keys[row] for row in rows])  # [r, S, K]
             if plan.kv_read == "gather_bf16":
-                stacked = bf16.round(stacked)
+                stacked = self._store(stacked)
             out[rows], lse[rows] = self._attend_rows(env["q"][rows], stacked)
         stored = self._bf16(out, config.sliding_window, when=plan.casts.attn_out == "bf16").double()
         turned = eq.rotate(stored, self._angles(batch.positions), sign=-1)
@@ -102,7 +102,7 @@ class AttentionStages(LayerBase):
         lse : (r, H) FP64, without the sink
         """
         plan, n = self.plan, self.config.nope_head_dim
-        q = bf16.round(q)  # what q_b stores, and the reference's value as a kernel would be handed it
+        q = self._store(q)  # what q_b stores, and the reference's value as a kernel would be handed it
         q_nope = q[..., :n]
         if plan.q_format != "bf16":
             codes, scale = fp8_block.quantise(q_nope, n)
@@ -121,7 +121,7 @@ class AttentionStages(LayerBase):
         top = torch.ceil(logits.amax(-1, keepdim=True) * math.log2(math.e)) / math.log2(math.e)
         p = self._single(torch.exp(logits - top))
         total = p.double().sum(-1, keepdim=True)
-        p_rope = bf16.round(p).double()
+        p_rope = self._store(p).double()
         p_nope = e4m3.decode(e4m3.encode(p * 256)).double() / 256 if plan.pv_format == "fp8" else p_rope
         values = keys.double()
         out = torch.cat((p_nope @ values[..., :n], p_rope @ values[..., n:]), dim=-1)

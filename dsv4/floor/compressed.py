@@ -10,7 +10,7 @@ from dsv4.floor.storage import store_index_key, store_kv
 from dsv4.model.cache import Batch
 from dsv4.model.memory import Closed
 from dsv4.model.weights import CompressorWeights
-from kernels.formats import bf16, e4m3, fp8_scaled, mxfp4
+from kernels.formats import e4m3, fp8_scaled, mxfp4
 
 
 class CompressedStages(LayerBase):
@@ -21,7 +21,7 @@ class CompressedStages(LayerBase):
     ) -> tuple[Tensor, tuple[Closed, ...]]:
         """Rows (C, K) FP32 of the windows that attn_in (T, D) FP32 closes, and which entries these are."""
         config, ratio = self.config, self.config.compress_ratios[self.layer]
-        x = bf16.round(attn_in).double()
+        x = self._store(attn_in).double()
         kv, gate = x @ matrix(weights.kv), x @ matrix(weights.gate)
         gate = gate + weights.position_bias.double().repeat(len(x) // ratio + 1, 1)[: len(x)]
         overlap = config.kind(self.layer) == "csa"
@@ -76,9 +76,9 @@ class CompressedStages(LayerBase):
         """
         indexer, config = self.weights.indexer, self.config
         assert indexer is not None
-        q = self._gemm(bf16.round(env["qr"]).double(), indexer.q_b).double()
+        q = self._gemm(self._store(env["qr"]).double(), indexer.q_b).double()
         q = q.reshape(len(q), config.index_n_heads, config.index_head_dim)
-        weights = self._gemm(bf16.round(env["attn_in"]).double(), indexer.weights_proj).double()
+        weights = self._gemm(self._store(env["attn_in"]).double(), indexer.weights_proj).double()
         return {
             "index_q": self._bf16(eq.rotate(q, self._angles(batch.positions))),
             "index_w": self._single(weights / (config.index_head_dim**0.5 * config.index_n_heads**0.5)),

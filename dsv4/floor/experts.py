@@ -5,9 +5,7 @@ from torch import Tensor
 
 from dsv4.floor import equations as eq
 from dsv4.floor.layer import Env, LayerBase, Written, matrix
-from dsv4.floor.storage import quantised_input
 from dsv4.model.cache import Batch
-from kernels.formats import bf16
 from kernels.linear.ref import Weight
 
 
@@ -27,7 +25,7 @@ class ExpertStages(LayerBase):
         router_scores : (T, E) FP32
         expert_ids : (T, k) int64, ascending
         """
-        x = bf16.round(env["moe_in"]) if self.plan.casts.router == "bf16" else env["moe_in"]
+        x = self._store(env["moe_in"]) if self.plan.casts.router == "bf16" else env["moe_in"]
         logits = self.dither(x.double() @ self.weights.router.double().T, x.shape[-1])
         scores = self._single(torch.sqrt(torch.logaddexp(logits, torch.zeros_like(logits))))
         if self.weights.tid2eid is not None:
@@ -63,7 +61,7 @@ class ExpertStages(LayerBase):
         g, u = (self._summed(x @ part, x.shape[-1], first) for part in (gate, up))
         g, u = ((bf16.round(part) if stored else part).double() for part in (g, u))
         hidden = self._bf16(eq.clamped_swiglu(g, u, self.config.swiglu_limit), 1, when=stored)
-        return quantised_input(hidden, down.format).exact @ down_matrix
+        return self._read(hidden, down.format).exact @ down_matrix
 
     def experts(self, env: Env, batch: Batch) -> Written:
         """Routed experts, each on the tokens that chose it, from moe_in_q (T, D) Stored.

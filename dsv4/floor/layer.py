@@ -71,7 +71,17 @@ class LayerBase:
     def _bf16(self, x: Tensor, terms: int = 1, when: bool = True) -> Tensor:
         """Store (..., D) FP64 in BF16, or keep it in FP32 where the plan has no store here: (..., D) FP32."""
         single = self._single(x, terms)
-        return bf16.round(single) if when else single
+        return self._store(single) if when else single
+
+    def _store(self, x: Tensor) -> Tensor:
+        """Round (..., D) FP32 to BF16, or keep it under a plan that rounds nothing."""
+        return x if self.plan.rounding == "none" else bf16.round(x)
+
+    def _read(self, x: Tensor, weight_format: str, norm_quant: str = "fused") -> Stored:
+        """What a GEMM reads of (T, K) FP32: see :func:`quantised_input`, or ``x`` itself."""
+        if self.plan.rounding == "none":
+            return Stored(x.double())
+        return quantised_input(x, weight_format, norm_quant)
 
     def _gemm(self, x: Tensor, weight: Weight) -> Tensor:
         """(T, K) FP64 by a stored (K, N) matrix, stored in BF16: (T, N) FP32."""
@@ -102,7 +112,7 @@ class LayerBase:
     def _quantise(self, x: Tensor, weight: Weight, norm_quant: str = "fused") -> Stored:
         """What a GEMM with ``weight`` reads of (T, K) FP32."""
         # The dither of the norm before it acts here too: its FP32 result is what the quantiser reads.
-        return quantised_input(self._single(x.double(), x.shape[-1]), weight.format, norm_quant)
+        return self._read(self._single(x.double(), x.shape[-1]), weight.format, norm_quant)
 
     def _second(self, env: Env, name: str, first: Weight, weight: Weight) -> Tensor:
         """What the second reader of a block's input multiplies: (T, K) FP64, quantised again for another format."""

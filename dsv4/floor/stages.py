@@ -20,6 +20,7 @@ from dsv4.model.config import ModelConfig
 from dsv4.model.weights import HyperWeights, ModelWeights
 from dsv4.plan import Plan
 from kernels.formats import bf16
+from kernels.rounding import exact
 
 
 class FloorLayer(AttentionStages, CompressedStages, ExpertStages):
@@ -99,8 +100,9 @@ class FloorHead:
         flat = eq.norm(streams.flatten(1), None, config.rms_norm_eps)
         mix = self.dither(flat @ hc.fn.double().T, flat.shape[-1])
         pre = (eq.sigmoid(mix * hc.scale.double() + hc.base.double()) + config.hc_eps).float()
-        x = bf16.round(self.dither(torch.einsum("tn,tnd->td", pre.double(), streams), config.hc_mult).float())
+        store = exact if self.plan.rounding == "none" else bf16.round
+        x = store(self.dither(torch.einsum("tn,tnd->td", pre.double(), streams), config.hc_mult).float())
         y = self.dither(
             eq.norm(x.double(), self.weights.norm, config.rms_norm_eps), config.hidden_size
         ).float()
-        return {"hidden": bf16.round(y) if self.plan.casts.head == "bf16" else y}
+        return {"hidden": store(y) if self.plan.casts.head == "bf16" else y}

@@ -51,6 +51,8 @@ def quantised_input(x: Tensor, weight_format: str, norm_quant: str = "fused") ->
 
 def store_kv(x: Tensor, plan: Plan, nope: int) -> tuple[Tensor, Tensor]:
     """KV rows (T, nope + 64) FP32 in the plan's record: values as read back, and the bytes."""
+    if plan.rounding == "none":
+        return x, x.contiguous().view(torch.uint8)
     if plan.kv_format == "nvfp4":
         codes, scales, gsa = nvfp4.quantise(x[:, :nope])
         values = torch.cat((nvfp4.dequantise(codes, scales, gsa), bf16.round(x[:, nope:])), dim=-1)
@@ -68,6 +70,8 @@ def store_kv(x: Tensor, plan: Plan, nope: int) -> tuple[Tensor, Tensor]:
 
 def store_index_key(x: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     """Index keys (C, D) FP32: stored values in the unrotated basis FP32, and in the scores' basis FP64."""
+    if plan.rounding == "none":
+        return x, x.double()
     if plan.index_score == "fp4":
         rotated = mxfp4.round(walsh(x.double()).float()).double()
         return walsh(rotated).float(), rotated

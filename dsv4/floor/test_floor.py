@@ -27,7 +27,13 @@ def agree(setup, plan):
         assert one.shape == other.shape, (layer, name)
         found = distance(one, other, BY_NAME[name].kind)
         # FP32 results may differ by their last bit, and a stored code may flip where that bit decides.
-        assert found["draw_changed"] < 1e-3 or found["draw_worst"] <= 4 * ULP, (plan, layer, name, found)
+        unit = np.abs(other).max() if BY_NAME[name].kind == "lse" else 1.0  # lse's distance is no ratio
+        assert found["draw_changed"] < 1e-3 or found["draw_worst"] <= 4 * ULP * unit, (
+            plan,
+            layer,
+            name,
+            found,
+        )
 
 
 @pytest.mark.parametrize(("field", "value"), [("norm_quant", "unfused"), *FIELDS])
@@ -36,7 +42,7 @@ def test_every_plan_field_is_read_alike(nano_audit, field, value):
 
 
 def test_everything_at_once_is_read_alike(nano_audit):
-    agree(nano_audit, change(Plan(), dict(FIELDS)))
+    agree(nano_audit, change(Plan(), dict(FIELDS) | {"rounding": "plan"}))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,11 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "casts.attn_out": ("attend",),
     "casts.head": ("head",),
     "residual": ("attn_mix", "moe_mix"),
+    "rounding": STAGES,
 }
+ENGINE = (
+    "engine"  # what a rung changes that runs its parent's plan, or another, on code of its own: any stage
+)
 
 # Stages that read a stored form (taps.Tap.replay is False) of another stage.
 READERS: dict[str, tuple[str, ...]] = {
@@ -37,7 +41,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "moe_quant": ("experts", "shared"),
 }
 
-SILENT = frozenset({"kv_read"})  # fields that change no stored value when they are right
+SILENT = frozenset({"kv_read", ENGINE})  # fields that change no stored value when they are right
 
 # Field -> entries of the dump's `exercised` attribute that must be above a least value.
 NEEDS: dict[str, dict[str, float]] = {
@@ -63,7 +67,7 @@ WORDS: dict[str, tuple[float, str]] = {
 
 def claimed(fields: Iterable[str]) -> frozenset[str]:
     """Stages whose isolated taps a change of ``fields`` may move."""
-    stages = {stage for field in fields for stage in CLAIMS[field]}
+    stages = {stage for field in fields for stage in (STAGES if field == ENGINE else CLAIMS[field])}
     return frozenset(stages | {reader for stage in stages for reader in READERS.get(stage, ())})
 
 

@@ -115,8 +115,14 @@ def _computed() -> Iterator[Limit]:
 
 
 def _attention() -> Iterator[Limit]:
-    """Attention with q in BF16, and with q's nope part in one E4M3 term; against B0 by name too."""
-    bf16, fp8 = (("q_format", ("bf16",)),), (("q_format", ("fp8", "fp8x2")),)
+    """Attention with q in BF16, and with q's nope part in one E4M3 term; against B0 by name too.
+
+    Who rounds nothing reads other keys than ``trained``: it is held to BF16's bound against ``plain``.
+    """
+    rounds, exact = ("rounding", ("plan",)), (("rounding", ("none",)),)
+    bf16, fp8 = (rounds, ("q_format", ("bf16",))), (rounds, ("q_format", ("fp8", "fp8x2")))
+    yield _limit("attn_bf16", "attn_out", "rel_l2", against="plain", case="exact", when=exact)
+    yield _limit("attn_bf16.lse", "lse", "max_abs", against="plain", case="exact", when=exact)
     for entry, case, when in (("attn_bf16", "q_bf16", bf16), ("attn_fp8", "q_fp8", fp8)):
         yield _limit(entry, "attn_out", "rel_l2", case=case, when=when)
         yield _limit(entry, "attn_out", "gain_error", case=case, when=when)
@@ -145,7 +151,8 @@ def _choices() -> Iterator[Limit]:
 
 def _ledger() -> Iterator[Limit]:
     """Budgets of the free run: a rung's own cost, and the sum of all rungs so far."""
-    yield _limit("kl_own", "logits", "kl_nats", against="parent", mode="compounded")
+    rounds = (("rounding", ("plan",)),)  # what taking all rounding away moves is no cost
+    yield _limit("kl_own", "logits", "kl_nats", against="parent", mode="compounded", when=rounds)
     yield _limit("kl_sum", "logits", "kl_nats", against="trained", mode="compounded")
 
 

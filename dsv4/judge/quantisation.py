@@ -138,6 +138,8 @@ class Points:
 
     def _format(self, tap: str, layer: int) -> str:
         """Name of the format in which a layer stores a tap (kv: its nope part); "": not rounded, or not known."""
+        if self.plan["rounding"] == "none":
+            return ""
         if POINTS[tap].stored_bytes:
             record = "e4m3_fp32_token" if self.plan["kv_record"] == "aligned" else "e4m3_ue8m0_64"
             return "e2m1_e4m3_16" if self.plan["kv_format"] == "nvfp4" else record

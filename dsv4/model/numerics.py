@@ -131,6 +131,8 @@ def trained(config: ModelConfig) -> Numerics:
 
 def of_plan(plan: Plan, config: ModelConfig) -> Numerics:
     """Rounding points of a variant; each plan field acts in exactly one line here."""
+    if plan.rounding == "none":
+        return plain(config)
     store = bf16.round
     return Numerics(
         name="plan",

@@ -105,6 +105,7 @@ def test_the_residual_is_changed_in_its_layers_alone(value, layers):
 def test_every_value_of_every_field_has_a_claim():
     claimed = {(field, value) for _, field, value, _ in CLAIMS} | set(flatten(Plan()).items())
     claimed |= {("residual", value) for value in choices()["residual"]}
+    claimed |= {("rounding", "none")}  # all of them: it is plain
     assert claimed == {(field, value) for field, values in choices().items() for value in values}
     assert {stage for *_, stages in CLAIMS for stage in stages} <= {*STAGES}
 
