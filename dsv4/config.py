@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,7 @@ from jsonschema.exceptions import best_match
 from jsonschema.validators import extend
 
 from dsv4.device import Backend, NoDeviceError, resolve
+from dsv4.engine.spec import Engine, EngineError, parse_engine
 from dsv4.ladder import Ladder, LadderError
 
 RULES = Path(__file__).resolve().parent.parent / "rules"
@@ -66,6 +67,7 @@ class Config:
     ladder : the rungs.
     build : the audited tree's own build, or None.
     archived : globs of files that no variant may reach, below the tree's root.
+    engines : name -> an engine that rungs may run on.
     """
 
     path: Path
@@ -79,6 +81,7 @@ class Config:
     tighten: Mapping[str, float]
     ladder: Ladder
     build: ForeignBuild | None = None
+    engines: Mapping[str, Engine] = field(default_factory=dict)
     backend: str = "auto"
     archived: tuple[str, ...] = ()
 
@@ -159,13 +162,15 @@ def load(path: str | Path) -> Config:
     Raises
     ------
     ConfigError
-        See :func:`read_yaml`; or a ladder that :class:`dsv4.ladder.Ladder` refuses.
+        See :func:`read_yaml`; an engine that :func:`dsv4.engine.spec.parse_engine` or a ladder that
+        :class:`dsv4.ladder.Ladder` refuses.
     """
     path = Path(path)
     content = read_yaml(path, "config")
     try:
-        ladder = Ladder(content["ladder"])
-    except LadderError as error:
+        engines = {name: parse_engine(name, each) for name, each in content.get("engines", {}).items()}
+        ladder = Ladder(content["ladder"], engines)
+    except (EngineError, LadderError) as error:
         raise ConfigError(f"{path}: {error}") from error
     return Config(
         path=path,
@@ -181,6 +186,7 @@ def load(path: str | Path) -> Config:
         build=_foreign_build(content.get("build")),
         backend=content.get("backend", "auto"),
         archived=tuple(content.get("archived") or ()),
+        engines=engines,
     )
 
 

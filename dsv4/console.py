@@ -9,10 +9,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from dsv4.config import ConfigError
 from dsv4.dump import DumpError
+from dsv4.engine.spec import EngineError
 from dsv4.files import WriteError
 from dsv4.ladder import LadderError
 
-USER_ERRORS = (ConfigError, DumpError, LadderError, WriteError)
+USER_ERRORS = (ConfigError, DumpError, EngineError, LadderError, WriteError)
 
 
 def progress(items: Sequence[str], what: str) -> Iterator[str]:

@@ -5,12 +5,14 @@ an engineer's own branch, to a commit). This module checks that map and nothing 
 imports no torch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from dsv4.plan import Plan, change, difference, unflatten
+
+OWN = "own model"  # what runs a rung that names no engine
 
 
 class State(StrEnum):
@@ -36,8 +38,10 @@ class Variant:
     ----------
     id : name in targets, folders and the report.
     parent : the variant that it stands on; None for the bottom of the ladder.
-    plan : its numerics.
-    change : ``{field: (from, to)}`` against the parent: exactly one entry, none at the bottom.
+    plan : its numerics; of an engine what it claims, so that its floor and limits are known.
+    engine : the engine in ``config.yaml`` that runs it, or None: this project's own model.
+    change : ``{field: (from, to)}`` against the parent: exactly one entry, none at the bottom. For another
+        engine than the parent's that entry is ``engine``, whatever plan it claims.
     spine : stacked and enforced, or a leaf that is only tried and reported.
     needs : variants that must be among the ancestors.
     on_request : not part of ``all``; run by naming it.
@@ -47,6 +51,7 @@ class Variant:
     id: str
     parent: str | None
     plan: Plan
+    engine: str | None = None
     change: Mapping[str, tuple[str, str]]
     spine: bool
     needs: tuple[str, ...]
@@ -59,16 +64,18 @@ class Ladder:
 
     Parameters
     ----------
-    rungs : mapping of variant id to ``{parent, set, spine, needs, on_request, why}``.
+    rungs : mapping of variant id to ``{parent, set, engine, spine, needs, on_request, why}``.
+    engines : names that ``engine`` may have.
 
     Raises
     ------
     LadderError
-        No single bottom, unknown parent, a circle, unknown field or value, more or fewer than
-        one field changed, a spine rung on a leaf, or a need that is no ancestor.
+        No single bottom, unknown parent or engine, a circle, unknown field or value, more or fewer
+        than one field changed, a spine rung on a leaf, or a need that is no ancestor.
     """
 
-    def __init__(self, rungs: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, rungs: Mapping[str, Mapping[str, Any]], engines: Collection[str] = ()) -> None:
+        self._engines = engines
         self._variants: dict[str, Variant] = {}
         bottoms = [name for name, rung in rungs.items() if rung.get("parent") is None]
         if len(bottoms) != 1:
@@ -95,7 +102,14 @@ class Ladder:
             plan = change(base.plan, values) if base else unflatten(values)
         except ValueError as error:
             raise LadderError(f"ladder.{name}.set: {error}") from error
+        engine = rung.get("engine", base.engine if base else None)
+        if engine is not None and engine not in self._engines:
+            raise LadderError(
+                f"ladder.{name}.engine = {engine!r}: no such engine; engines: {', '.join(self._engines) or 'none'}"
+            )
         changed = difference(base.plan, plan) if base else {}
+        if base and engine != base.engine:
+            changed = {"engine": (base.engine or OWN, engine or OWN)}
         if base and len(changed) != 1:
             listed = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items()) or "nothing"
             raise LadderError(
@@ -116,6 +130,7 @@ class Ladder:
             id=name,
             parent=parent,
             plan=plan,
+            engine=engine,
             change=changed,
             spine=spine,
             needs=needs,

@@ -61,6 +61,7 @@ def header(variant: Variant) -> dict[str, Any]:
         "spine": variant.spine,
         "on_request": variant.on_request,
         "change": {name: list(pair) for name, pair in variant.change.items()},
+        "engine": variant.engine,
         "why": variant.why,
     }
 
@@ -107,6 +108,9 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
         reasons += [note] if note else []
     if not reasons:
         reasons = [_good(variant, verdict)]
+    if notes.declared:
+        given, of = verdict["taps"]
+        reasons = [*reasons, f"taps {given} of {of}: {verdict['label']} declares the others missing"]
     verdict |= {"status": State.BLOCKED if below else state, "reasons": blocked + reasons}
     return verdict
 

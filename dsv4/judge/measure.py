@@ -22,6 +22,7 @@ from rich.progress import track
 from dsv4.config import Config, load
 from dsv4.console import main_guard
 from dsv4.dump import DumpError, DumpReader
+from dsv4.engine.spec import declares
 from dsv4.files import write_parquet
 from dsv4.judge.compare import COLUMNS, CompareError, compare
 from dsv4.judge.quantisation import Points, weight_formats
@@ -45,7 +46,7 @@ class Notes:
     ----------
     error : why there are no rows, or "".
     missing : ``[mode, phase, layer, tap]`` that the variant should have dumped and did not.
-    declared : taps that an adapter declared it cannot give.
+    declared : taps, or patterns mode/layer/tap, that an engine declared it cannot give.
     taps : by mode, (layer, tap) pairs dumped, and all that the model has.
     exercised : by prompt, what the run reached (clamp hits, pages, ...).
     positions : by prompt, the last token position measured.
@@ -129,6 +130,8 @@ class Measurer:
                 {**same, "kind": "variant", "variant": self.variant.id, "plan": flatten(self.variant.plan)},
                 keep=True,
             ) as test:
+                if test.attrs.get("error"):
+                    raise DumpError(str(test.attrs["error"]))
                 self._note(prompt, test, trained)
                 self.frames.append(compare(test, trained, modes=MODES, against="trained"))
                 self.points.add(test, trained, prompt)
@@ -185,7 +188,7 @@ class Measurer:
                 self._all.add((layer, tap))
                 if test.has(mode, phase, layer, tap):
                     self._dumped[mode].add((layer, tap))
-                elif (phase, layer, tap) in due and tap not in notes.declared:
+                elif (phase, layer, tap) in due and not declares(notes.declared, mode, layer, tap):
                     notes.missing.append([mode, phase, layer, tap])
         notes.taps = {mode: [len(dumped), len(self._all)] for mode, dumped in self._dumped.items()}
 

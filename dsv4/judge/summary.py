@@ -176,7 +176,9 @@ def own_path(changed: Iterable[str], frame: pd.DataFrame, notes: Notes) -> list[
         if found.get(name, 0.0) < least
     ]
     idle = _idle(frame)
-    for field, tap in ((field, tap) for field in changed for tap in TAPS if tap.stage in CLAIMS[field]):
+    for field, tap in (
+        (field, tap) for field in changed for tap in TAPS if tap.stage in CLAIMS.get(field, ())
+    ):
         if tap.name in notes.declared:
             lines.append(f"{field}: {tap.name} ({tap.stage}) is declared missing")
         elif tap.name in idle:

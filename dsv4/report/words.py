@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dsv4.ladder import State, Variant
+from dsv4.ladder import OWN, State, Variant
 from dsv4.report.load import Audit
 
 PLACED = re.compile(r"^(layer \d+|after the last layer), \w+ \(\w+\):?\s*")
@@ -43,6 +43,9 @@ PHRASES = {
     ("index_score", "fp4"): "FP4 index scores",
     ("kv_norm", "unfused"): "kv's norm apart",
     ("residual", "bf16"): "the BF16 residual",
+    ("engine", OWN): "our own model",
+    ("rounding", "plan"): "the plan's rounding",
+    ("rounding", "none"): "no rounding",
 }
 
 

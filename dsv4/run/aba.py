@@ -15,9 +15,8 @@ import numpy as np
 
 from dsv4.console import main_guard
 from dsv4.dump import DumpReader
-from dsv4.ladder import LadderError
+from dsv4.ladder import LadderError, Variant
 from dsv4.model.transformer import Layer
-from dsv4.plan import Plan
 from dsv4.run.isolated import Reference, run_isolated
 from dsv4.run.modes import first_streams
 from dsv4.run.setup import Setup, prepare
@@ -54,6 +53,8 @@ def confirm(setup: Setup, variant_id: str, prompt: str, layer: Layer, tap: str) 
     ------
     LadderError
         The bottom of the ladder: there is nothing to revert to.
+    EngineError
+        An engine did not give it again.
     """
     variant = setup.config.ladder[variant_id]
     if variant.parent is None:
@@ -61,9 +62,7 @@ def confirm(setup: Setup, variant_id: str, prompt: str, layer: Layer, tap: str) 
     parent = setup.config.ladder[variant.parent]
     with DumpReader(setup.results / "reference" / f"{prompt}.h5", setup.identity(prompt)) as dump:
         reference = Reference(dump, setup.checkpoint.config)
-        runs = [
-            _run(setup, reference, plan, layer, tap) for plan in (variant.plan, parent.plan, variant.plan)
-        ]
+        runs = [_run(setup, reference, rung, prompt, layer, tap) for rung in (variant, parent, variant)]
         name = BY_NAME[tap].reference
         truth = (
             np.concatenate([dump.get("compounded", phase, layer, name) for phase in PHASES]) if name else None
@@ -81,11 +80,17 @@ def confirm(setup: Setup, variant_id: str, prompt: str, layer: Layer, tap: str) 
     }
 
 
-def _run(setup: Setup, reference: Reference, plan: Plan, layer: Layer, tap: str) -> np.ndarray:
+def _run(
+    setup: Setup, reference: Reference, variant: Variant, prompt: str, layer: Layer, tap: str
+) -> np.ndarray:
+    if variant.engine is not None:
+        from dsv4.engine.variant import one_tap
+
+        return one_tap(setup, variant, prompt, layer, tap)
     config = setup.checkpoint.config
     kept = {key: (tap,) if key == layer else () for key in tap_names(config, "isolated")}
     trace = Trace(config, reference.rows, kept)
-    model = setup.variant_model(plan)
+    model = setup.variant_model(variant.plan)
     run_isolated(model, reference, first_streams(setup, reference), trace.at)
     return trace.get(layer, tap)[1]
 

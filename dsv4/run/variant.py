@@ -23,7 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: ``python -m dsv4.run.variant --config C --results R --variant ID``."""
     options = parse(__doc__ or "", arguments, variant=True)
     setup = prepare(options.config, options.results)
-    write_variant(setup, setup.config.ladder[options.variant])
+    variant = setup.config.ladder[options.variant]
+    if variant.engine is None:
+        write_variant(setup, variant)
+        return
+    from dsv4.engine.variant import write_engine_variant
+
+    write_engine_variant(setup, variant)
 
 
 def write_variant(setup: Setup, variant: Variant, install: Install | None = None) -> None:

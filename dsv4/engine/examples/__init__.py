@@ -1,0 +1,1 @@
+"""Two engines that are audited as any other: transformers through hooks, and a compiled layer in C++."""

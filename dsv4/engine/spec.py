@@ -1,0 +1,118 @@
+"""How ``config.yaml`` describes an engine, and by what it is known to have changed. Imports no torch."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from dsv4.identity import tree_sha256
+from dsv4.taps import BY_NAME, MODES
+
+TIMEOUT = 3600.0  # seconds
+
+
+class EngineError(ValueError):
+    """What an engine did not do or gave wrong; the message says what was expected, got, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One entry of ``engines`` in ``config.yaml``.
+
+    Attributes
+    ----------
+    name : what the ladder calls it.
+    command : program and arguments; the job's folder comes last. Empty for a finished dump.
+    repo : folder that the command is started in; None: the working directory.
+    dump : job folder that was answered elsewhere; None: the command is run.
+    ranks : folders of taps that it writes.
+    merge : tap -> axis on which the ranks' parts are joined; other taps must be the same in all ranks.
+    missing : what it cannot give: tap names, or patterns ``mode/layer/tap`` (``compounded/*/*``).
+    timeout : seconds until it is ended.
+    """
+
+    name: str
+    command: tuple[str, ...] = ()
+    repo: Path | None = None
+    dump: Path | None = None
+    ranks: int = 1
+    merge: Mapping[str, int] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    timeout: float = TIMEOUT
+
+    @property
+    def folder(self) -> Path:
+        """Where it is started."""
+        return self.repo or Path()
+
+
+def parse_engine(name: str, content: Mapping[str, Any]) -> Engine:
+    """Build an engine from its checked entry in ``config.yaml``.
+
+    Raises
+    ------
+    EngineError
+        Neither a command nor a dump, or both; an unknown tap; a folder that is not there.
+    """
+    where = f"engines.{name}"
+    if ("command" in content) == ("dump" in content):
+        raise EngineError(f"{where}: give either `command` (with `repo`, if it is started there) or `dump`")
+    if "dump" in content and "repo" in content:
+        raise EngineError(f"{where}: `repo` goes with `command`; a finished `dump` needs none")
+    folders = {key: Path(content[key]) for key in ("repo", "dump") if key in content}
+    for key, folder in folders.items():
+        if not folder.is_dir():
+            raise EngineError(f"{where}.{key} = {folder}: no such folder")
+    ranks = content.get("ranks", {})
+    merge = dict(ranks.get("merge", {}))
+    missing = tuple(content.get("missing", ()))
+    for tap in (*merge, *(pattern.rpartition("/")[2] for pattern in missing)):
+        if not any(fnmatchcase(known, tap) for known in BY_NAME):
+            raise EngineError(f"{where}: no tap {tap!r}; taps: {', '.join(BY_NAME)}")
+    for pattern in missing:
+        if pattern.count("/") not in (0, 2) or ("/" in pattern and not _some_mode(pattern)):
+            raise EngineError(
+                f"{where}.missing: {pattern!r} is neither a tap nor mode/layer/tap; modes: {', '.join(MODES)}"
+            )
+    return Engine(
+        name=name,
+        command=tuple(content.get("command", ())),
+        repo=folders.get("repo"),
+        dump=folders.get("dump"),
+        ranks=int(ranks.get("n", 1)),
+        merge=merge,
+        missing=missing,
+        timeout=float(content.get("timeout", TIMEOUT)),
+    )
+
+
+def _some_mode(pattern: str) -> bool:
+    return any(fnmatchcase(mode, pattern.partition("/")[0]) for mode in MODES)
+
+
+def declares(patterns: Iterable[str], mode: str, layer: int | str, tap: str) -> bool:
+    """Whether one of ``missing``'s patterns says that an engine does not give this tap here."""
+    place = f"{mode}/{layer}/{tap}"
+    return any(fnmatchcase(place if "/" in pattern else tap, pattern) for pattern in patterns)
+
+
+def identity(engine: Engine) -> str:
+    """One line that changes when the engine does: its entry, and the content of its repository, files or dump."""
+    entry = {key: str(value) for key, value in vars(engine).items()}
+    found = [json.dumps(entry, sort_keys=True)]
+    if engine.repo:
+        found.append(tree_sha256(engine.repo))
+    if engine.dump:
+        found += [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in _files(engine.dump)]
+    for word in engine.command:
+        path = engine.folder / word
+        if path.is_file():
+            found.append(f"{word} {hashlib.sha256(path.read_bytes()).hexdigest()}")
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
