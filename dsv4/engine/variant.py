@@ -21,18 +21,20 @@ from dsv4.run.setup import Setup
 from dsv4.run.trace import storable
 from dsv4.taps import BY_NAME, MODES, PHASES
 
+Start = Callable[[Engine, Path], None]
 ERROR = "error"  # attribute of a dump that holds nothing else: why there is nothing to judge
 
 
-def write_engine_variant(setup: Setup, variant: Variant) -> None:
+def write_engine_variant(setup: Setup, variant: Variant, start: Start = run) -> None:
     """Run a rung's engine on every prompt and dump what it gave.
 
     What an engine did wrong is a result: dumps that hold the reason alone, for which the gate says
     ``cannot_measure``. The job's folder is then kept, so that it can be run again by hand.
+    ``start``: see :func:`ask_engine`.
     """
     engine = engine_of(setup, variant)
     try:
-        job, answer = ask_engine(setup, variant, Ask())
+        job, answer = ask_engine(setup, variant, Ask(), start)
     except EngineError as error:
         for prompt in setup.tokens:
             with _writer(setup, variant, prompt, {ERROR: str(error)}):
@@ -52,9 +54,7 @@ def engine_of(setup: Setup, variant: Variant) -> Engine:
     return setup.config.engines[variant.engine]
 
 
-def ask_engine(
-    setup: Setup, variant: Variant, ask: Ask, start: Callable[[Engine, Path], None] = run
-) -> tuple[Job, Answer]:
+def ask_engine(setup: Setup, variant: Variant, ask: Ask, start: Start = run) -> tuple[Job, Answer]:
     """Write a job, have it answered, check the answer, and remove the folder.
 
     Parameters

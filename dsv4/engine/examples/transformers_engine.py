@@ -228,12 +228,12 @@ def plant(model: Any, fault: str) -> None:
 
 
 @torch.no_grad()
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Do the job that the last argument names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fault", choices=("sink", "scaling", "rope"), default="")
     parser.add_argument("job")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     job = Job(options.job)
     engine = Engine(job)
     plant(engine.model, options.fault)
