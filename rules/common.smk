@@ -11,6 +11,7 @@ from dsv4 import config as configuration
 from dsv4 import preflight
 from dsv4.closure.tree import Tree
 from dsv4.code_inputs import closure, variant_code
+from dsv4.engine.spec import identity
 from dsv4.judge.limits import LimitError, tightened
 from dsv4.plan import flatten
 

@@ -31,6 +31,12 @@ def plan(wildcards):
     return json.dumps(flatten(CONFIG.ladder[wildcards.variant].plan))
 
 
+def engine(wildcards):
+    """What the variant's engine is, so that an edit of it reruns just the rungs on it; nothing on the own model."""
+    name = CONFIG.ladder[wildcards.variant].engine
+    return identity(CONFIG.engines[name]) if name else ""
+
+
 def code(module, backend="ref"):
     """Input function: files that a stage runs, without those that only other plans or backends use."""
     return lambda wildcards: variant_code(module, flatten(CONFIG.ladder[wildcards.variant].plan), backend)
@@ -128,8 +134,9 @@ def before(variant):
 
 
 def timed(wildcards, input):
-    """Ids of the variants that were judged."""
-    return [path.stem for path in map(Path, input) if path.parent.name == "gates"]
+    """Ids of the variants that were judged, without those on engines: their steps are their own to time."""
+    names = [path.stem for path in map(Path, input) if path.parent.name == "gates"]
+    return [name for name in names if CONFIG.ladder[name].engine is None]
 
 
 def plans(wildcards, input):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from dsv4.code_inputs import closure
+from dsv4.config import load
 from dsv4.judge.limits import limits
 from rules.stubs import Workflow
 
@@ -132,6 +133,24 @@ def test_one_rung_runs_what_it_stands_on(workflow):
         "target": "P4_scalar_gsa",
         "status": {"B0_unfused": "pass", "P4_scalar_gsa": "pass"},
     }
+
+
+def test_an_edited_engine_reruns_the_rungs_that_run_on_it(workflow):
+    engine = workflow.folder / "engine.py"
+    engine.write_text("1")
+    rung = "  Mine:\n    parent: B0_unfused\n    engine: mine\n    why: an engine\n  P4:"
+    workflow.edit("config.yaml", "ladder:", "engines: {mine: {command: [python, engine.py]}}\nladder:")
+    workflow.edit("config.yaml", "  P4:", rung)
+    workflow.ladder = load(workflow.folder / "config.yaml").ladder
+    workflow.script()
+    assert workflow.run("Mine").returncode == 0
+    assert workflow.ran()["variant"] == {"B0_unfused", "Mine"}
+    assert workflow.planned("Mine") == {}
+    engine.write_text("2")
+    assert workflow.run("Mine").returncode == 0
+    ran = workflow.ran()
+    assert (ran["variant"], ran["gate"]) == ({"Mine"}, {"Mine"})
+    assert "floor" not in ran
 
 
 def test_on_kernels_steps_are_timed_once_all_verdicts_are_there(workflow, monkeypatch):

@@ -19,6 +19,7 @@ rule variant:
     priority: spine_first
     params:
         plan=plan,
+        engine=engine,
         decode_steps=CONFIG.decode_steps,
         prefill_rows=CONFIG.prefill_rows,
         page_size=CONFIG.page_size,
