@@ -15,11 +15,12 @@ from dsv4.engine.tap_writer import SCHEMA, read_tensors
 from dsv4.judge.claims_by_field import WORDS
 from dsv4.model.config import ModelConfig
 from dsv4.model.transformer import Layer
-from dsv4.taps import BY_NAME
+from dsv4.taps import BY_NAME, MODEL
 
 DTYPES = {"ids": (np.int32, np.int64), "bytes": (np.uint8,)}
 FLOATS = (np.float32, np.float16)  # BF16 is read as float32
 ABOUT = ("device", "version", "batched_prefill", "exercised")
+BATCHED = "batched"  # beside the modes: a prefill of several prompts at once
 WRITER = "dsv4/engine/tap_writer.py"
 Key = tuple[str, str, Layer, str]  # mode, prompt, layer, tap
 
@@ -32,10 +33,12 @@ class Answer:
     ----------
     taps : (mode, prompt, layer, tap) -> values: float32, int32 or uint8, non-finite ones as they came.
     about : what the engine says of itself, see :data:`ABOUT`.
+    batched : prompt -> logits of its judged prefill rows, prefilled in a batch.
     """
 
     taps: dict[Key, np.ndarray] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
+    batched: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def read_answer(engine: Engine, job: Job, config: ModelConfig, folder: Path | None = None) -> Answer:
@@ -69,7 +72,29 @@ def read_answer(engine: Engine, job: Job, config: ModelConfig, folder: Path | No
                         where = f"{mode}/{prompt}/{layer}/{name}"
                         answer.taps[mode, prompt, layer, name] = _checked(engine, where, name, found, shape)
                 _refuse_unknown(engine, f"{mode}/{prompt}/{layer}", names, parts)
+    if "batched_prefill" in answer.about and job.batch:
+        _read_batched(engine, job, ranks, answer)
     return answer
+
+
+def _read_batched(engine: Engine, job: Job, ranks: list[Path], answer: Answer) -> None:
+    """Logits of the prompts that were prefilled as a batch."""
+    for prompt in job.batch:
+        if ("compounded", prompt, MODEL, "logits") not in answer.taps:
+            raise EngineError(
+                f"engine {engine.name}: batched_prefill is judged by compounded/{prompt}/{MODEL}/logits, which it does"
+                " not give; give it, or declare no batched_prefill"
+            )
+        where = f"{BATCHED}/{prompt}/{MODEL}/logits"
+        parts = [_file(engine, rank / BATCHED / prompt / f"{MODEL}.safetensors") for rank in ranks]
+        found = _joined(engine, where, "logits", parts)
+        if found is None:
+            raise EngineError(
+                f"engine {engine.name}: it declares batched_prefill = {answer.about['batched_prefill']!r}, but {where}"
+                " is missing; give it for each prompt of `batch` in job.json, or declare none"
+            )
+        expected = [len(job.references[prompt].rows.prefill), job.shapes[prompt][MODEL]["logits"][1]]
+        answer.batched[prompt] = _checked(engine, where, "logits", found, expected)
 
 
 def _manifest(engine: Engine, job: Job, rank: Path) -> dict[str, Any]:
@@ -107,6 +132,7 @@ def _refuse_unasked(engine: Engine, job: Job, ranks: list[Path]) -> None:
         for prompt in job.shapes
         for layer in job.layers
     }
+    asked |= {f"{BATCHED}/{prompt}/{MODEL}.safetensors" for prompt in job.batch}
     for rank in ranks:
         for path in sorted(rank.rglob("*")):
             name = path.relative_to(rank).as_posix()

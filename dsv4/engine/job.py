@@ -56,6 +56,7 @@ class Job:
     folder : what the engine is told.
     identity : hash of all that decides what a right answer is.
     layers : those that are asked.
+    batch : two prompts for which an engine that prefills in batches gives logits once more.
     shapes : by prompt, what each tap must look like.
     references : by prompt, the reference that it is to be judged with.
     """
@@ -64,6 +65,7 @@ class Job:
     identity: str
     modes: tuple[str, ...]
     layers: tuple[Layer, ...]
+    batch: tuple[str, ...] = ()
     shapes: dict[str, Shapes] = field(default_factory=dict)
     references: dict[str, Reference] = field(default_factory=dict)
 
@@ -80,7 +82,8 @@ def write_job(setup: Setup, variant: Variant, folder: Path, ask: Ask = Ask()) ->
     shutil.rmtree(folder, ignore_errors=True)
     prompts = ask.prompts or tuple(setup.tokens)
     layers: tuple[Layer, ...] = ask.layers or (*range(config.num_hidden_layers), MODEL)
-    job = Job(folder.absolute(), _identity(setup, variant, prompts), ask.modes, layers)
+    batch = prompts[:2] if "compounded" in ask.modes and len(prompts) > 1 else ()
+    job = Job(folder.absolute(), _identity(setup, variant, prompts), ask.modes, layers, batch)
     entries = []
     for prompt in prompts:
         with open_reference(setup, prompt) as dump:
@@ -104,6 +107,7 @@ def write_job(setup: Setup, variant: Variant, folder: Path, ask: Ask = Ask()) ->
         "checkpoint": str(setup.config.checkpoint.absolute()),
         "modes": list(ask.modes),
         "layers": list(layers),
+        "batch": list(batch),
         "taps": {
             mode: {str(layer): list(taps) for layer, taps in job.taps(config, mode)} for mode in ask.modes
         },

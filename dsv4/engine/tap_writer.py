@@ -28,6 +28,7 @@ Taps = Mapping[str, Any]
 Put = Callable[[int | str, Taps], None]
 RunLayer = Callable[[int | str, dict[str, np.ndarray], dict[str, np.ndarray]], Taps]
 Run = Callable[[dict[str, Any], Put], None]
+RunBatch = Callable[[list[dict[str, Any]]], list[np.ndarray]]
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -130,7 +131,13 @@ class Job:
         (self.out / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
 
-def serve(job: Job, run_layer: RunLayer | None = None, run: Run | None = None, **about: Any) -> None:
+def serve(
+    job: Job,
+    run_layer: RunLayer | None = None,
+    run: Run | None = None,
+    run_batch: RunBatch | None = None,
+    **about: Any,
+) -> None:
     """Do a job.
 
     Parameters
@@ -140,6 +147,9 @@ def serve(job: Job, run_layer: RunLayer | None = None, run: Run | None = None, *
         ``(layer, inputs, choices) -> taps`` on the reference's inputs; None: not in isolated mode.
     run : callable or None
         ``(prompt, put)``: run the prompt's tokens freely and call ``put(layer, taps)`` for each layer.
+    run_batch : callable or None
+        ``prompts -> logits``: prefill several prompts as one batch, if the engine can; of each its logits at the
+        judged rows below ``prompt_tokens``. Name the entry point: ``batched_prefill="engine.prefill"``.
     about : see :meth:`Job.finish`.
     """
     for number, (prompt, layer) in enumerate(job.layers("isolated"), start=1):
@@ -154,4 +164,7 @@ def serve(job: Job, run_layer: RunLayer | None = None, run: Run | None = None, *
             break
         run(prompt, lambda layer, taps, prompt=prompt: job.put("compounded", prompt, layer, taps))
         print(f"compounded: {prompt['id']}", file=sys.stderr, flush=True)
+    batch = [prompt for prompt in job.content["prompts"] if prompt["id"] in job.content["batch"]]
+    for prompt, logits in zip(batch, run_batch(batch) if run_batch and batch else (), strict=False):
+        job.put("batched", prompt, MODEL, {"logits": logits})
     job.finish(**about)

@@ -38,6 +38,9 @@ def test_transformers_as_a_process_passes_and_says_what_it_could_not_give(tiny):
     )
     assert found["change"] == {"engine": ["own model", "hf"]}
     assert found["blast_radius"]["ok"]
+    batched = found["guard"]["batched_prefill"]
+    assert batched["entry_point"] == "DeepseekV4ForCausalLM.forward"
+    assert batched["rel_l2"] < 1e-4
     assert not (setup.results / "engines" / "Hf").exists()
 
 
@@ -75,6 +78,7 @@ def test_a_compiled_layer_passes(compiled):
     assert found["taps_by_mode"]["compounded"][0] == 0
     assert found["fidelity_counts"]["outside"] == 0
     assert found["label"] == "engine cpp on cpu, double, compiled loops"
+    assert found["guard"]["batched_prefill"] is None
 
 
 @pytest.mark.parametrize("fault", FAULTS)

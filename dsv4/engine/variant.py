@@ -19,7 +19,7 @@ from dsv4.model.transformer import Layer
 from dsv4.run.isolated import Reference
 from dsv4.run.setup import Setup
 from dsv4.run.trace import storable
-from dsv4.taps import BY_NAME, MODES, PHASES
+from dsv4.taps import BY_NAME, MODEL, MODES, PHASES
 
 Start = Callable[[Engine, Path], None]
 ERROR = "error"  # attribute of a dump that holds nothing else: why there is nothing to judge
@@ -34,7 +34,7 @@ def write_engine_variant(setup: Setup, variant: Variant, start: Start = run) -> 
     """
     engine = engine_of(setup, variant)
     try:
-        job, answer = ask_engine(setup, variant, Ask(), start)
+        job, answer = ask_engine(setup, engine, variant, Ask(), start)
     except EngineError as error:
         for prompt in setup.tokens:
             with _writer(setup, variant, prompt, {ERROR: str(error)}):
@@ -54,7 +54,9 @@ def engine_of(setup: Setup, variant: Variant) -> Engine:
     return setup.config.engines[variant.engine]
 
 
-def ask_engine(setup: Setup, variant: Variant, ask: Ask, start: Start = run) -> tuple[Job, Answer]:
+def ask_engine(
+    setup: Setup, engine: Engine, variant: Variant, ask: Ask, start: Start = run
+) -> tuple[Job, Answer]:
     """Write a job, have it answered, check the answer, and remove the folder.
 
     Parameters
@@ -66,7 +68,6 @@ def ask_engine(setup: Setup, variant: Variant, ask: Ask, start: Start = run) -> 
     EngineError
         See :func:`dsv4.engine.process.run` and :func:`dsv4.engine.answer.read_answer`.
     """
-    engine = engine_of(setup, variant)
     folder = setup.results / "engines" / variant.id
     job = write_job(setup, variant, folder, ask)
     if engine.dump is None:
@@ -85,7 +86,7 @@ def one_tap(setup: Setup, variant: Variant, prompt: str, layer: Layer, tap: str)
         See :func:`ask_engine`; or it gave another set of taps than the first time.
     """
     ask = Ask(modes=("isolated",), prompts=(prompt,), layers=(layer,))
-    _, answer = ask_engine(setup, variant, ask)
+    _, answer = ask_engine(setup, engine_of(setup, variant), variant, ask)
     key = "isolated", prompt, layer, tap
     if key not in answer.taps:
         raise EngineError(
@@ -114,13 +115,26 @@ def _attrs(engine: Engine, answer: Answer) -> dict[str, Any]:
         "label": f"engine {engine.name} on {device}",
         "device": device,
         "declared_missing": list(engine.missing),
-        "batched_prefill": answer.about.get("batched_prefill", {}),
+        "batched_prefill": _batched(answer),
     }
     if engine.dump is None:
         found["commit"], found["dirty"] = git_state(engine.folder)
     else:
         found |= {"commit": str(answer.about.get("version", "unknown")), "dirty": False}
     return found
+
+
+def _batched(answer: Answer) -> dict[str, Any]:
+    """How a prefill of two prompts at once compares with each alone; empty for an engine that has none."""
+    if not answer.batched:
+        return {}
+    equal, worst = True, 0.0
+    for prompt, batched in answer.batched.items():
+        single = answer.taps["compounded", prompt, MODEL, "logits"][: len(batched)]
+        equal &= np.array_equal(batched, single, equal_nan=True)
+        worst = max(worst, float(np.linalg.norm(batched - single) / np.linalg.norm(single)))
+    entry = str(answer.about["batched_prefill"])
+    return {"entry_point": entry, "prompts": list(answer.batched), "bit_equal": bool(equal), "rel_l2": worst}
 
 
 def _exercised(setup: Setup, answer: Answer, prompt: str, reference: Reference) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dsv4.files import write_json
 from dsv4.judge import summary
 from dsv4.judge.claims_by_field import SILENT, claimed
 from dsv4.judge.evaluate import Finding, findings, other_path, place, select
+from dsv4.judge.guard import guard, unlike_single
 from dsv4.judge.launches import Sizes
 from dsv4.judge.limits import Limit, LimitError, tightened
 from dsv4.judge.measure import Notes, arguments, read
@@ -97,10 +98,12 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
     plan = flatten(variant.plan)
     applied = [limit for limit in limits if limit.applies(plan)]
     sizes = Sizes.of(model_config(config.checkpoint))
-    found = findings(frame, notes, applied, plan, variant.change) + other_path(plan, sizes, notes)
+    found = findings(frame, notes, applied, plan, variant.change)
+    found += other_path(plan, sizes, notes) + unlike_single(notes)
     silent = _fallback(variant, frame)
     unjudged = _unjudged(variant, frame, notes)
     verdict = header(variant) | describe(config, variant, frame, notes, applied)
+    verdict["guard"] = guard(results, notes)
     verdict["culprit"] = _culprit(found[0], notes) if found else None
     state, reasons = _state(found, silent, unjudged)
     if found and confirm:

@@ -52,6 +52,7 @@ class Notes:
     positions : by prompt, the last token position measured.
     decode : by prompt, the position of the first decode step.
     labels : identity of the code and machine that ran.
+    batched : how a prefill of several prompts compares with each alone; empty where there is none.
     launches : of kernels in one decode step, ``op.function`` -> how many; empty on refs.
     requantised : inputs of a step that its two readers ask for in different formats; see ``kernel_launches``.
     points : what happened at the quantisation points, see :meth:`dsv4.judge.quantisation.Points.lines`.
@@ -67,6 +68,7 @@ class Notes:
     positions: dict[str, int] = field(default_factory=dict)
     decode: dict[str, int] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
+    batched: dict[str, Any] = field(default_factory=dict)
     launches: dict[str, int] = field(default_factory=dict)
     requantised: int = 0
     points: list[dict[str, Any]] = field(default_factory=list)
@@ -177,6 +179,7 @@ class Measurer:
         notes.declared = sorted(set(notes.declared) | set(test.attrs.get("declared_missing", [])))
         notes.launches = dict(test.attrs.get("launches", {}))
         notes.requantised = int(test.attrs.get("requantised", 0))
+        notes.batched = dict(test.attrs.get("batched_prefill", {}))
         notes.labels = {name: test.attrs[name] for name in LABELS if name in test.attrs}
         ends = [int(rows[-1]) for mode in MODES for phase in PHASES if len(rows := test.rows(mode, phase))]
         notes.positions[prompt] = max(ends, default=-1)

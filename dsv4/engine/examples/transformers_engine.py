@@ -201,6 +201,14 @@ class Engine:
             put(layer, chosen(taps, rows, self.entries(tokens.numpy(), layer)))
         put(MODEL, {"hidden": hidden[0][rows].numpy(), "logits": logits[rows].numpy()})
 
+    def run_batch(self, prompts: list[dict[str, Any]]) -> list[np.ndarray]:
+        """Prompts as one batch: padded on the right, where no row looks."""
+        sizes = [prompt["prompt_tokens"] for prompt in prompts]
+        tokens = [torch.tensor(prompt["tokens"][:size]) for prompt, size in zip(prompts, sizes, strict=True)]
+        logits = self.model(torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)).logits
+        rows = ([row for row in prompt["rows"] if row < prompt["prompt_tokens"]] for prompt in prompts)
+        return [one[kept].numpy() for one, kept in zip(logits, rows, strict=True)]
+
     def entries(self, tokens: np.ndarray, layer: int) -> list[int]:
         """Entries of a layer that are judged for the prompt of these tokens."""
         ratio = getattr(self.model.model.layers[layer].self_attn.compressor, "compress_rate", 0)
@@ -238,7 +246,16 @@ def main(arguments: list[str] | None = None) -> None:
     engine = Engine(job)
     plant(engine.model, options.fault)
     device, version = "cpu, FP32, eager", f"transformers {transformers.__version__}"
-    serve(job, engine.run_layer, engine.run, device=device, version=version)
+    entry = "DeepseekV4ForCausalLM.forward"
+    serve(
+        job,
+        engine.run_layer,
+        engine.run,
+        engine.run_batch,
+        device=device,
+        version=version,
+        batched_prefill=entry,
+    )
 
 
 if __name__ == "__main__":
