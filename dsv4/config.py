@@ -21,7 +21,7 @@ from jsonschema.exceptions import best_match
 from jsonschema.validators import extend
 
 from dsv4.device import Backend, NoDeviceError, resolve
-from dsv4.engine.spec import Engine, EngineError, parse_engine
+from dsv4.engine.spec import Engine, EngineError, ForeignReference, parse_engine, parse_reference
 from dsv4.ladder import Ladder, LadderError
 
 RULES = Path(__file__).resolve().parent.parent / "rules"
@@ -68,6 +68,7 @@ class Config:
     build : the audited tree's own build, or None.
     archived : globs of files that no variant may reach, below the tree's root.
     engines : name -> an engine that rungs may run on.
+    reference : who gives a reference once more, to be compared with ours, or None.
     """
 
     path: Path
@@ -82,6 +83,7 @@ class Config:
     ladder: Ladder
     build: ForeignBuild | None = None
     engines: Mapping[str, Engine] = field(default_factory=dict)
+    reference: ForeignReference | None = None
     backend: str = "auto"
     archived: tuple[str, ...] = ()
 
@@ -169,6 +171,7 @@ def load(path: str | Path) -> Config:
     content = read_yaml(path, "config")
     try:
         engines = {name: parse_engine(name, each) for name, each in content.get("engines", {}).items()}
+        reference = parse_reference(content.get("reference"))
         ladder = Ladder(content["ladder"], engines)
     except (EngineError, LadderError) as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -187,6 +190,7 @@ def load(path: str | Path) -> Config:
         backend=content.get("backend", "auto"),
         archived=tuple(content.get("archived") or ()),
         engines=engines,
+        reference=reference,
     )
 
 

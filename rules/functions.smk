@@ -37,6 +37,12 @@ def engine(wildcards):
     return identity(CONFIG.engines[name]) if name else ""
 
 
+def foreign_reference(wildcards):
+    """What the foreign reference is and is held to."""
+    found = CONFIG.reference
+    return f"{identity(found.engine)} {found.of} {found.bound}" if found else ""
+
+
 def code(module, backend="ref"):
     """Input function: files that a stage runs, without those that only other plans or backends use."""
     return lambda wildcards: variant_code(module, flatten(CONFIG.ladder[wildcards.variant].plan), backend)

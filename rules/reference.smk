@@ -24,6 +24,24 @@ rule make_reference:
         'python -m dsv4.run.reference --config "$config" --results "$results" 2>&1 | tee {log}'
 
 
+# A foreign reference is compared with both; `collect` asks for it if the configuration names one.
+rule cross_check:
+    input:
+        manifest="<results>/checkpoint.json",
+        dumps=REFERENCE,
+        code=closure("dsv4.engine.cross_check"),
+    output:
+        table="<results>/reference_check.json",
+    log:
+        "<logs>/reference_check.log",
+    benchmark:
+        "<benchmarks>/reference_check.tsv"
+    params:
+        engine=foreign_reference,
+    shell:
+        'python -m dsv4.engine.cross_check --config "$config" --results "$results" 2>&1 | tee {log}'
+
+
 rule reference:
     input:
         rules.make_reference.output.dumps,

@@ -21,6 +21,7 @@ rule collect:
         asked="<results>/asked.txt",
         manifest="<results>/checkpoint.json",
         times=times_on_kernels,
+        reference="<results>/reference_check.json" if CONFIG.reference else [],
         claims="data/claims.yaml",
         config=str(CONFIG.path),
         code=closure("dsv4.judge.collect"),

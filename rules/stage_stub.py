@@ -47,6 +47,8 @@ def main() -> None:
         write(results / "checkpoint.json")
     elif STAGE == "reached":
         write(results / "closure.json")
+    elif STAGE == "cross_check":
+        write(results / "reference_check.json")
     elif STAGE == "measure":
         write(results / "metrics" / f"{variant}.parquet")
     elif STAGE == "noise":

@@ -48,14 +48,14 @@ COPIED += [
 ]
 STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise", "run.times"]
 STAGES += [
+    "engine.cross_check",
     "judge.measure",
     "judge.gate",
     "judge.reached",
     "judge.collect",
     "judge.enforce",
-    "casts",
-    "report",
 ]
+STAGES += ["casts", "report"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
     **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor", "noise")},

@@ -153,6 +153,17 @@ def test_an_edited_engine_reruns_the_rungs_that_run_on_it(workflow):
     assert "floor" not in ran
 
 
+def test_a_foreign_reference_is_compared_before_verdicts_are_collected(workflow):
+    workflow.edit("config.yaml", "ladder:", "reference: {command: [their_engine], of: plain}\nladder:")
+    assert workflow.run("B0_unfused").returncode == 0
+    assert "cross_check" in workflow.ran()
+    assert workflow.planned("B0_unfused") == {}
+    workflow.edit("config.yaml", "of: plain", "of: trained")
+    planned = workflow.planned("B0_unfused")
+    assert {"cross_check", "collect"} <= set(planned)
+    assert "make_reference" not in planned
+
+
 def test_on_kernels_steps_are_timed_once_all_verdicts_are_there(workflow, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # kernels without a GPU
     workflow.edit("config.yaml", "backend: auto", "backend: kernel")

@@ -56,7 +56,7 @@ def read_answer(engine: Engine, job: Job, config: ModelConfig, folder: Path | No
     more = sorted(path.name for path in out.glob("rank*") if path not in ranks)
     if more:
         raise EngineError(
-            f"engine {engine.name}: {out} holds {', '.join(more)} too; set engines.{engine.name}.ranks.n"
+            f"engine {engine.name}: {out} holds {', '.join(more)} too; set {engine.key}.ranks.n"
         )
     _refuse_unasked(engine, job, ranks)
     answer = Answer(about=about[0])
@@ -174,14 +174,14 @@ def _joined(
             shapes = ", ".join(str(array.shape) for array in arrays)
             raise EngineError(
                 f"engine {engine.name}: {where}: parts of {shapes} cannot be joined on axis {axis} ({error});"
-                f" correct engines.{engine.name}.ranks.merge"
+                f" correct {engine.key}.ranks.merge"
             ) from error
     first = found[0][1]
     for rank, array in found[1:]:
         if array.shape != first.shape or array.tobytes() != first.tobytes():
             raise EngineError(
                 f"engine {engine.name}: {where} differs between rank {found[0][0]} {first.shape} and rank {rank}"
-                f" {array.shape}; give its axis in engines.{engine.name}.ranks.merge, or record it after the reduction"
+                f" {array.shape}; give its axis in {engine.key}.ranks.merge, or record it after the reduction"
             )
     return first
 
@@ -190,7 +190,7 @@ def _check_name(engine: Engine, mode: str, layer: Layer, name: str, found: np.nd
     if found is not None and declares(engine.missing, mode, layer, name):
         raise EngineError(
             f"engine {engine.name}: {mode}/{layer}/{name} is declared missing, but it was given;"
-            f" take it off engines.{engine.name}.missing, so that it is judged"
+            f" take it off {engine.key}.missing, so that it is judged"
         )
 
 

@@ -42,7 +42,7 @@ def run(engine: Engine, job: Path) -> None:
     except OSError as error:
         raise EngineError(
             f"engine {engine.name}: {' '.join(engine.command)} cannot be started in {engine.folder.absolute()}:"
-            f" {error.strerror}; correct engines.{engine.name} in config.yaml"
+            f" {error.strerror}; correct {engine.key} in config.yaml"
         ) from error
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=TAIL)
@@ -51,7 +51,7 @@ def run(engine: Engine, job: Path) -> None:
     try:
         status = process.wait(engine.timeout)
     except subprocess.TimeoutExpired as error:
-        what = f"did not end within {engine.timeout:g} s (engines.{engine.name}.timeout)"
+        what = f"did not end within {engine.timeout:g} s ({engine.key}.timeout)"
         raise EngineError(_words(engine, job, what, tail)) from error
     finally:
         _end(process)

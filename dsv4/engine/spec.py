@@ -12,6 +12,7 @@ from dsv4.identity import tree_sha256
 from dsv4.taps import BY_NAME, MODES
 
 TIMEOUT = 3600.0  # seconds
+ONE_BF16 = 2.0**-8  # relative L2 of two sides that each round once to BF16: 2^-9 of a value at most
 
 
 class EngineError(ValueError):
@@ -25,6 +26,7 @@ class Engine:
     Attributes
     ----------
     name : what the ladder calls it.
+    key : where it stands in ``config.yaml``.
     command : program and arguments; the job's folder comes last. Empty for a finished dump.
     repo : folder that the command is started in; None: the working directory.
     dump : job folder that was answered elsewhere; None: the command is run.
@@ -35,6 +37,7 @@ class Engine:
     """
 
     name: str
+    key: str
     command: tuple[str, ...] = ()
     repo: Path | None = None
     dump: Path | None = None
@@ -49,15 +52,43 @@ class Engine:
         return self.repo or Path()
 
 
-def parse_engine(name: str, content: Mapping[str, Any]) -> Engine:
-    """Build an engine from its checked entry in ``config.yaml``.
+@dataclass(frozen=True, kw_only=True)
+class ForeignReference:
+    """An engine that gives one of the two references once more, and how far it may be from ours (relative L2)."""
+
+    engine: Engine
+    of: str
+    bound: float
+
+
+def parse_reference(content: Mapping[str, Any] | None) -> ForeignReference | None:
+    """Build the foreign reference from its checked entry, if there is one.
+
+    Raises
+    ------
+    EngineError
+        See :func:`parse_engine`; or a bound above :data:`ONE_BF16`.
+    """
+    if content is None:
+        return None
+    bound = float(content.get("bound", ONE_BF16))
+    if bound > ONE_BF16:
+        raise EngineError(
+            f"reference.bound = {bound:g} is looser than {ONE_BF16:g}, one BF16 rounding on each side"
+        )
+    engine = parse_engine("reference", content, "reference")
+    return ForeignReference(engine=engine, of=content.get("of", "trained"), bound=bound)
+
+
+def parse_engine(name: str, content: Mapping[str, Any], key: str = "") -> Engine:
+    """Build an engine from its checked entry in ``config.yaml``, ``engines.<name>`` if ``key`` is not given.
 
     Raises
     ------
     EngineError
         Neither a command nor a dump, or both; an unknown tap; a folder that is not there.
     """
-    where = f"engines.{name}"
+    where = key or f"engines.{name}"
     if ("command" in content) == ("dump" in content):
         raise EngineError(f"{where}: give either `command` (with `repo`, if it is started there) or `dump`")
     if "dump" in content and "repo" in content:
@@ -79,6 +110,7 @@ def parse_engine(name: str, content: Mapping[str, Any]) -> Engine:
             )
     return Engine(
         name=name,
+        key=where,
         command=tuple(content.get("command", ())),
         repo=folders.get("repo"),
         dump=folders.get("dump"),

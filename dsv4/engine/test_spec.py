@@ -11,8 +11,8 @@ from dsv4.engine.spec import declares, identity, parse_engine
 from dsv4.plan import Plan, change
 
 
-def configured(folder, engines, rung):
-    content = yaml.safe_load((ROOT / "config.yaml").read_text())
+def configured(folder, engines, rung, **more):
+    content = yaml.safe_load((ROOT / "config.yaml").read_text()) | more
     content["engines"] = engines
     content["ladder"]["Mine"] = {"parent": "B0_unfused", "why": "mine"} | rung
     path = folder / "config.yaml"

@@ -19,6 +19,7 @@ from dsv4.judge.claims import judge_claims
 from dsv4.judge.evidence import Evidence
 from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict
 from dsv4.judge.measure import arguments
+from dsv4.judge.reference_check import read_check
 from dsv4.judge.times import read_times, with_time
 from dsv4.ladder import State, Variant
 from dsv4.prompts import load_prompts
@@ -102,6 +103,8 @@ def collect(results: Path, config: Config, target: str | None = None) -> dict[st
     manifest = _manifest(results)
     labels = sorted({str(v["label"]) for v in verdicts if v.get("label")})
     labels += [manifest["label"]] if manifest.get("label") else []
+    reference = read_check(results, config.reference is not None)
+    labels += [reference["text"]] if config.reference else []
     device = next((v["device"] for v in verdicts if v.get("device")), None)
     return {
         "schema": SCHEMA,
@@ -109,6 +112,7 @@ def collect(results: Path, config: Config, target: str | None = None) -> dict[st
         "device": device,
         "labels": labels,
         "target": target,
+        "reference": reference,
         "run": run_identity(config, manifest, target, device),
         "variants": verdicts,
     }

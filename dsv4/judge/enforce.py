@@ -9,6 +9,7 @@ from typing import Any
 
 from dsv4.console import main_guard
 from dsv4.files import write_whole
+from dsv4.judge.reference_check import Verdict
 from dsv4.ladder import State
 
 DONE = "enforced.ok"
@@ -54,7 +55,7 @@ def explain(stopped: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 1 with the culprits, or write ``enforced.ok``."""
+    """Exit 1 with the culprits, or if a foreign reference does not agree with ours; else write ``enforced.ok``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--target", help="a variant; only it and its ancestors count")
@@ -70,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = options.target or "all"
     if not judged or asked not in ("all", *judged):
         print(f"error: {path} has no verdict on {asked}; run snakemake {asked}", file=sys.stderr)
+        return 1
+    check = gates.get("reference") or {}
+    if check.get("verdict") not in (None, Verdict.AGREES):
+        print(f"failed: {check['text']}", file=sys.stderr)
         return 1
     if stopped := culprits(gates, options.target):
         print(explain(stopped), file=sys.stderr)

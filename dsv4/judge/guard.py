@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dsv4.engine.spec import ONE_BF16
 from dsv4.judge.evaluate import Finding
 from dsv4.judge.measure import Notes
 from dsv4.judge.quantisation import weight_formats
 
-# Relative L2 of two sides that each round once to BF16 (2^-9 of a value at most).
-ONE_BF16 = 2.0**-8
 MOE = (".mlp.experts.", ".mlp.shared_experts.")
 LINEARS = tuple(f".self_attn.{name}_proj.weight" for name in ("q_a", "q_b", "kv", "o_a", "o_b"))
 OWN = "dsv4.model.transformer.Transformer.forward"
