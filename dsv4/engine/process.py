@@ -1,5 +1,6 @@
 """Run an engine's command on a job: once, in its folder, its progress shown, never longer than it may."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import IO
 
 from dsv4.engine.spec import Engine, EngineError
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TAIL = 12  # lines of its output that an error quotes
 
 
@@ -19,7 +21,7 @@ def run(engine: Engine, job: Path) -> None:
     """Start the command with the job's folder as its last argument and wait for its end.
 
     It runs in a process group of its own, which is ended with it: no rank or child outlives a
-    timeout, an error or an interrupt.
+    timeout, an error or an interrupt. If the audit is killed, the system kills the engine (Linux).
 
     Raises
     ------
@@ -38,6 +40,7 @@ def run(engine: Engine, job: Path) -> None:
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
     except OSError as error:
         raise EngineError(
@@ -60,6 +63,12 @@ def run(engine: Engine, job: Path) -> None:
     if status:
         what = f"ended with signal {-status}" if status < 0 else f"ended with exit status {status}"
         raise EngineError(_words(engine, job, what, tail))
+
+
+def _die_with_parent() -> None:
+    """In the engine's process, before its program starts: ask the system for a signal when its parent dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _show(name: str, stream: IO[str], tail: deque[str]) -> None:

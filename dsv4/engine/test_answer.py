@@ -198,6 +198,24 @@ def test_values_that_are_not_finite_are_kept_and_counted(tiny):
     assert "NaN or Inf" in found["reasons"][0]
 
 
+def test_a_rung_on_its_parents_engine_may_move_only_what_its_field_claims(tiny):
+    """Blast radius between two runs of one engine; the job says which plan is asked."""
+    above = {"Echo": {"engine": "echo"}, "Next": {"parent": "Echo", "set": {"kv_read": "in_place"}}}
+    setup = with_rungs(tiny, {"echo": {"command": ["echo"], "missing": MISSING}}, above)
+    asked = []
+
+    def start(engine, job):
+        asked.append(json.loads((job / "job.json").read_text())["plan"]["kv_read"])
+        echo(job, 0, at(1, "qr", lambda x: x * np.float32(1.5)) if asked[-1] == "in_place" else None)
+
+    for name in above:
+        write_engine_variant(setup, setup.config.ladder[name], start)
+        found = verdict(setup, name)
+    assert asked == ["gather_bf16", "in_place"]
+    assert found["blast_radius"] == {"ok": False, "changed": ["layer 1 qr"]}
+    assert any(reason.startswith("blast radius: layer 1, qr (q_a) differs") for reason in found["reasons"])
+
+
 def rewrite(**changes):
     def after(out):
         manifest = json.loads((out / "manifest.json").read_text())

@@ -1,12 +1,13 @@
 """An engine that crashes, hangs or is not there gives a verdict with its last words, never a traceback."""
 
+import subprocess
 import sys
 import time
 
 import psutil
 import pytest
 
-from dsv4.engine.conftest import verdict, with_rungs
+from dsv4.engine.conftest import ROOT, verdict, with_rungs
 from dsv4.engine.process import run
 from dsv4.engine.spec import EngineError, parse_engine
 from dsv4.engine.variant import write_engine_variant
@@ -56,6 +57,31 @@ def test_it_is_started_in_its_repository_with_the_job_as_its_last_argument(tmp_p
     assert f"mine: {repo} ['{tmp_path / 'job'}']" in capfd.readouterr().err
 
 
+def gone(pid, seconds=10):
+    until = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_it_dies_with_an_audit_that_is_killed(tmp_path):
+    pids = tmp_path / "pids"
+    code = (
+        f"import os, time, pathlib; pathlib.Path({str(pids)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    )
+    audit = (
+        "import pathlib, sys; from dsv4.engine.process import run; from dsv4.engine.spec import parse_engine;"
+        f"run(parse_engine('mine', {engine(code)!r}), pathlib.Path({str(tmp_path)!r}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", audit], cwd=ROOT) as process:
+        until = time.monotonic() + 30
+        while not (pids.exists() and pids.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.kill()
+    gone(int(pids.read_text()))
+
+
 def test_no_child_outlives_it(tmp_path):
     pids = tmp_path / "pids"
     code = (
@@ -65,7 +91,4 @@ def test_no_child_outlives_it(tmp_path):
     )
     with pytest.raises(EngineError, match="did not end within"):
         run(parse_engine("mine", engine(code, timeout=1.5)), tmp_path)
-    child, until = int(pids.read_text()), time.monotonic() + 5
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    gone(int(pids.read_text()))

@@ -133,5 +133,5 @@ class AttentionStages(LayerBase):
         flat = env["attn_out"].flatten(1)
         x = self._quantise(flat, self.weights.o_a).exact.unflatten(-1, (self.config.o_groups, -1))
         low = torch.einsum("tgk,gkn->tgn", x, matrix(self.weights.o_a)).flatten(1)
-        low = bf16.round(self._summed(low, x.shape[-1], self.weights.o_a))
+        low = self._store(self._summed(low, x.shape[-1], self.weights.o_a))
         return {"attn_proj": self._gemm(self._quantise(low, self.weights.o_b).exact, self.weights.o_b)}

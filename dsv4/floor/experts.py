@@ -59,7 +59,7 @@ class ExpertStages(LayerBase):
         """
         stored = self.plan.casts.swiglu == "bf16"
         g, u = (self._summed(x @ part, x.shape[-1], first) for part in (gate, up))
-        g, u = ((bf16.round(part) if stored else part).double() for part in (g, u))
+        g, u = ((self._store(part) if stored else part).double() for part in (g, u))
         hidden = self._bf16(eq.clamped_swiglu(g, u, self.config.swiglu_limit), 1, when=stored)
         return self._read(hidden, down.format).exact @ down_matrix
 
@@ -96,7 +96,7 @@ class ExpertStages(LayerBase):
             w.shared_down,
             matrix(w.shared_down),
         )
-        return {"shared": bf16.round(self._summed(y, self.config.moe_intermediate_size, w.shared_down))}
+        return {"shared": self._store(self._summed(y, self.config.moe_intermediate_size, w.shared_down))}
 
     def moe_sum(self, env: Env, batch: Batch) -> Written:
         """routed, shared (T, D) FP32 to their sum: moe_out (T, D) FP32, BF16 values."""

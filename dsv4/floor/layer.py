@@ -85,7 +85,7 @@ class LayerBase:
 
     def _gemm(self, x: Tensor, weight: Weight) -> Tensor:
         """(T, K) FP64 by a stored (K, N) matrix, stored in BF16: (T, N) FP32."""
-        return bf16.round(self._summed(x @ matrix(weight), x.shape[-1], weight))
+        return self._store(self._summed(x @ matrix(weight), x.shape[-1], weight))
 
     def _summed(self, product: Tensor, terms: int, weight: Weight) -> Tensor:
         """A product (..., N) FP64 of ``terms`` columns with ``weight`` as its accumulator would hold it: FP32.

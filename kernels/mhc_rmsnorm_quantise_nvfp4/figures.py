@@ -45,9 +45,11 @@ def measured(device: torch.device, tokens: int, hidden: int) -> Iterator[tuple[s
     weight = on(torch.rand(hidden, generator=generator) + 0.5, device)
     x, wide = streams[:, 0].contiguous(), weight.float().cpu()
     got = rmsnorm_quantise(x, weight, eps=EPS).rows
+    assert isinstance(got, Nvfp4Rows)
     true = norm_ref.rmsnorm(x.float().cpu(), wide, eps=EPS)
     yield "P4", figures(got, quantise(rmsnorm(x, weight, eps=EPS)), true)
     got = mhc_rmsnorm_quantise(streams, pre, weight, eps=EPS).rows
+    assert isinstance(got, Nvfp4Rows)
     true = norm_ref.rmsnorm(hc_ref.collapse(streams.float().cpu(), pre.cpu()), wide, eps=EPS)
     yield "P5", figures(got, quantise(rmsnorm(collapse(streams, pre), weight, eps=EPS)), true)
 
