@@ -107,6 +107,8 @@ def _manifest(engine: Engine, job: Job, rank: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise EngineError(f"engine {engine.name}: {path}: no valid JSON: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("exercised", {}), dict):
+        raise EngineError(f"engine {engine.name}: {path}: it, or `exercised` in it, is no object of keys")
     for name, expected in (("schema", SCHEMA), ("job", job.identity)):
         if content.get(name) != expected:
             what = "copy {WRITER} again" if name == "schema" else "the dump answers another job: run it again"

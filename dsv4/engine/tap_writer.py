@@ -43,21 +43,23 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     size = int.from_bytes(raw[:8], "little")
     try:
         header = json.loads(raw[8 : 8 + size])
-    except ValueError as error:
-        raise ValueError(f"{path}: no safetensors file: its header is no JSON ({error})") from error
-    header.pop("__metadata__", None)
-    return {name: _tensor(path, name, entry, raw[8 + size :]) for name, entry in header.items()}
+        header.pop("__metadata__", None)
+        places = {name: (one["dtype"], one["shape"], *one["data_offsets"]) for name, one in header.items()}
+        return {name: _tensor(path, name, raw[8 + size :], *place) for name, place in places.items()}
+    except (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: no safetensors file: its header cannot be read ({error!r})") from error
 
 
-def _tensor(path: Path, name: str, entry: Mapping[str, Any], data: bytes) -> np.ndarray:
-    start, stop = entry["data_offsets"]
-    if entry["dtype"] not in DTYPES:
-        raise ValueError(f"{path}: {name} is {entry['dtype']}; readable: {', '.join(DTYPES)}")
-    dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
-    if stop - start != dtype.itemsize * int(np.prod(shape)) or stop > len(data):
+def _tensor(
+    path: Path, name: str, data: bytes, kind: str, shape: list[int], start: int, stop: int
+) -> np.ndarray:
+    if kind not in DTYPES:
+        raise ValueError(f"{path}: {name} is {kind}; readable: {', '.join(DTYPES)}")
+    dtype = np.dtype(DTYPES[kind])
+    if stop - start != dtype.itemsize * int(np.prod(shape)) or not 0 <= start <= stop <= len(data):
         raise ValueError(f"{path}: {name} {shape} has bytes {start} to {stop} of {len(data)}: cut short")
     array = np.frombuffer(data[start:stop], dtype).reshape(shape)
-    return (array.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else array
+    return (array.astype(np.uint32) << 16).view(np.float32) if kind == "BF16" else array
 
 
 def write_tensors(path: Path, tensors: Taps) -> None:

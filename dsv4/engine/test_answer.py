@@ -224,6 +224,17 @@ def rewrite(**changes):
     return after
 
 
+def broken(content):
+    """Another content of one layer's file; None: its second half is lost."""
+
+    def after(out):
+        path = out / "isolated/one/0.safetensors"
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+
+    return after
+
+
 @pytest.mark.parametrize(
     ("after", "said"),
     [
@@ -233,14 +244,38 @@ def rewrite(**changes):
         (rewrite(speed=3), "unknown key speed; keys: device, version"),
         (rewrite(exercised={"clamp": 1}), "unknown key clamp"),
         (lambda out: (out / "manifest.json").write_text("{"), "manifest.json: no valid JSON"),
-        (lambda out: (out / "isolated/one/0.safetensors").write_bytes(b"\x09"), "no safetensors file"),
+        (lambda out: (out / "manifest.json").write_text("[]"), "is no object of keys"),
+        (broken(b"\x09"), "no safetensors file: its header cannot be read (JSONDecodeError"),
+        (
+            broken(b"\x02" + bytes(7) + b"[]"),
+            "no safetensors file: its header cannot be read (TypeError",
+        ),
+        (
+            broken(b"\x08" + bytes(7) + b'{"q": 1}'),
+            "no safetensors file: its header cannot be read (TypeError",
+        ),
+        (broken(None), ": cut short"),
         (
             lambda out: (out / "isolated/one/1.safetensors").rename(out / "isolated/one/01.safetensors"),
             "01.safetensors was not asked for; near it: isolated/one/1.safetensors",
         ),
         (lambda out: (out.parent / "rank1").mkdir(), "holds rank1 too; set engines.echo.ranks.n"),
     ],
-    ids=["unfinished", "schema", "job", "key", "exercised", "json", "cut short", "layer", "ranks"],
+    ids=[
+        *(
+            "unfinished",
+            "schema",
+            "job",
+            "key",
+            "exercised",
+            "json",
+            "list",
+            "no header",
+            "header a list",
+            "entry",
+        ),
+        *("cut short", "layer", "ranks"),
+    ],
 )
 def test_files_that_do_not_answer_the_job_are_refused(tiny, after, said):
     assert said in refusal(tiny, after=after)
