@@ -33,6 +33,7 @@ class Engine:
     ranks : folders of taps that it writes.
     merge : tap -> axis on which the ranks' parts are joined; other taps must be the same in all ranks.
     missing : what it cannot give: tap names, or patterns ``mode/layer/tap`` (``compounded/*/*``).
+    sums : how finely it sums FP8 products: ``fp32``, ``hopper_fp8``, or "": as this audit's own backend does.
     timeout : seconds until it is ended.
     """
 
@@ -44,6 +45,7 @@ class Engine:
     ranks: int = 1
     merge: Mapping[str, int] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    sums: str = ""
     timeout: float = TIMEOUT
 
     @property
@@ -117,6 +119,7 @@ def parse_engine(name: str, content: Mapping[str, Any], key: str = "") -> Engine
         ranks=int(ranks.get("n", 1)),
         merge=merge,
         missing=missing,
+        sums=content.get("sums", ""),
         timeout=float(content.get("timeout", TIMEOUT)),
     )
 

@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from dsv4.config import ConfigError, load
-from dsv4.engine.conftest import ROOT
+from dsv4.dump import DumpReader
+from dsv4.engine.conftest import ROOT, with_rungs
 from dsv4.engine.spec import declares, identity, parse_engine
 from dsv4.plan import Plan, change
+from dsv4.run.floor import write_floors
 
 
 def configured(folder, engines, rung, **more):
@@ -102,3 +104,18 @@ def test_an_engine_is_another_one_when_its_tree_its_files_or_its_entry_change(tm
     seen.append(identity(parse_engine("mine", content)))
     seen.append(identity(parse_engine("mine", content | {"missing": ["q"]})))
     assert len(set(seen)) == 5
+
+
+@pytest.mark.parametrize(("sums", "unit"), [("", 2.0**-24), ("fp32", 2.0**-24), ("hopper_fp8", 2.0**-13)])
+def test_an_engine_says_how_it_sums_and_its_floor_is_drawn_so(tiny, sums, unit):
+    content = {"command": ["x"]} | ({"sums": sums} if sums else {})
+    setup = with_rungs(tiny, {"mine": content}, {"Mine": {"engine": "mine"}})
+    write_floors(setup, setup.config.ladder["Mine"])
+    where = ("isolated", "decode", 0, "q")
+    with (
+        DumpReader(setup.results / "floor/Mine/one.h5") as floor,
+        DumpReader(setup.results / "floor/Exact/one.h5") as own,
+    ):
+        assert floor.attrs["sums"]["fp8"] == unit
+        drawn, before = (dump.dataset_attrs(*where)["draw_distance"] for dump in (floor, own))
+    assert len(drawn) == len(before) > 0

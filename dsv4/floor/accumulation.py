@@ -33,9 +33,10 @@ class Accumulation:
 
 
 FP32 = Accumulation()
+HOPPER_FP8 = Accumulation(fp8=HOPPER_FP8_UNIT, products=HOPPER_PRODUCTS_A_CUT)
+NAMED = {"fp32": FP32, "hopper_fp8": HOPPER_FP8}  # as an engine's entry in config.yaml says it
 
 
 def accumulation_of(kind: str, capability: tuple[int, int] | None) -> Accumulation:
     """Of refs, or of kernels on a card of this compute capability."""
-    hopper = Accumulation(fp8=HOPPER_FP8_UNIT, products=HOPPER_PRODUCTS_A_CUT)
-    return hopper if kind == "kernel" and capability == HOPPER else FP32
+    return HOPPER_FP8 if kind == "kernel" and capability == HOPPER else FP32

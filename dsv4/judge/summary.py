@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dsv4.engine.spec import declares
 from dsv4.judge.claims_by_field import CLAIMS, NEEDS, WORDS
 from dsv4.judge.evaluate import layer_value, select
 from dsv4.judge.launches import Sizes, cache_bytes, key_bytes, launches, step_bytes
@@ -179,7 +180,7 @@ def own_path(changed: Iterable[str], frame: pd.DataFrame, notes: Notes) -> list[
     for field, tap in (
         (field, tap) for field in changed for tap in TAPS if tap.stage in CLAIMS.get(field, ())
     ):
-        if tap.name in notes.declared:
+        if declares(notes.declared, "isolated", "*", tap.name):
             lines.append(f"{field}: {tap.name} ({tap.stage}) is declared missing")
         elif tap.name in idle:
             lines.append(f"{field}: {tap.name} ({tap.stage}): {IDLE}; give it a prompt that does")

@@ -13,7 +13,7 @@ import numpy as np
 
 from dsv4.console import main_guard, progress
 from dsv4.dump import DumpReader, DumpWriter
-from dsv4.floor.accumulation import Accumulation, accumulation_of
+from dsv4.floor.accumulation import NAMED, Accumulation, accumulation_of
 from dsv4.floor.dither import draw_seed
 from dsv4.floor.model import FloorModel
 from dsv4.ladder import Variant
@@ -41,10 +41,12 @@ def write_floors(setup: Setup, variant: Variant) -> None:
     """Emulate one plan on every prompt and draw the stages that it changes against its parent.
 
     Which those are is found on one prompt, emulated whole: the shortest that closes a window in
-    every layer. On the others only they run, and the rest is the parent's.
+    every layer. On the others only they run, and the rest is the parent's. A variant that sums in
+    another way than its parent has no draws in common with it.
     """
     prompts = sorted(setup.tokens, key=lambda prompt: _order(setup, prompt))
-    stages: set[str] | None = None if variant.parent else all_stages(setup.checkpoint.config)
+    alike = variant.parent and _sums(setup, variant) == _sums(setup, setup.config.ladder[variant.parent])
+    stages: set[str] | None = None if alike else all_stages(setup.checkpoint.config)
     for prompt in progress(prompts, f"{variant.id}, noise floor"):
         stages = write_floor(setup, variant, prompt, stages)
 
@@ -87,14 +89,17 @@ def write_floor(setup: Setup, variant: Variant, prompt: str, stages: set[str] | 
     spread = _spread(emulation, draws, stages)
     if parent is not None:
         spread |= _inherit(setup, prompt, parent, emulation, stages)
-    attrs = setup.attrs(prompt, "floor", variant.id, variant.plan) | {"sums": asdict(_sums(setup))}
+    attrs = setup.attrs(prompt, "floor", variant.id, variant.plan) | {"sums": asdict(_sums(setup, variant))}
     with DumpWriter(path, attrs, parent=parent) as writer:
         write_trace(writer, "isolated", emulation, spread)
     return stages
 
 
-def _sums(setup: Setup) -> Accumulation:
-    """How the backend that the floor is for keeps its sums."""
+def _sums(setup: Setup, variant: Variant) -> Accumulation:
+    """How what the floor is for keeps its sums: the variant's engine, if that says so, or the backend."""
+    engine = setup.config.engines[variant.engine] if variant.engine else None
+    if engine and engine.sums:
+        return NAMED[engine.sums]
     return accumulation_of(setup.backend.kind, setup.backend.capability)
 
 
@@ -102,7 +107,7 @@ def _emulate(
     setup: Setup, variant: Variant, reference: Reference, seed: int | None, stages: frozenset[str] | None
 ) -> Trace:
     config = setup.checkpoint.config
-    model = FloorModel(config, setup.checkpoint.weights, variant.plan, seed, _sums(setup))
+    model = FloorModel(config, setup.checkpoint.weights, variant.plan, seed, _sums(setup, variant))
     trace = Trace(config, reference.rows, tap_names(config, "isolated"))
     run_isolated(model, reference, first_streams(setup, reference), trace.at, stages)
     return trace
