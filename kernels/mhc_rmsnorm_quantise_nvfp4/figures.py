@@ -12,6 +12,7 @@ from kernels.hc import ref as hc_ref
 from kernels.hc.kernel import collapse
 from kernels.mhc_rmsnorm_quantise_nvfp4.kernel import mhc_rmsnorm_quantise
 from kernels.nvfp4_quantise.kernel import quantise
+from kernels.nvfp4_quantise.ref import Nvfp4Rows
 from kernels.rmsnorm import ref as norm_ref
 from kernels.rmsnorm.kernel import rmsnorm
 from kernels.rmsnorm_quantise_nvfp4.figures import Figures, figures, on
