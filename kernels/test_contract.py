@@ -296,6 +296,7 @@ def test_nobody_imports_a_script_or_a_test_helper():
     found = [
         f"{module} -> {i.module}.{i.name}"
         for module in SOURCES
+        if not below(module, "dsv4.engine.examples")  # run by tests: transformers' model is an oracle too
         for i in imports(module)
         if below(i.module, *PACKAGES) and (helpers.search(i.module) or helpers.search(f".{i.name}"))
     ]

@@ -1,9 +1,10 @@
 """What an expression may be, as far as dtypes go, and the casts in it."""
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsv4.casts import ops
+from dsv4.casts.asked import Knows
 from dsv4.casts.dtypes import INT, UNKNOWN, named
 from dsv4.casts.forms import Form, cast_form, keyword, one
 from dsv4.casts.source import Function, Module
@@ -27,9 +28,6 @@ from dsv4.casts.values import (
     ways_of,
 )
 
-if TYPE_CHECKING:
-    from dsv4.casts.engine import Engine
-
 LIBRARIES = ("torch", "triton", "math", "numpy")
 DTYPE_LIBRARIES = ("torch", "triton")
 
@@ -38,7 +36,7 @@ class Expressions:
     """Evaluation of expressions in one function; see :class:`dsv4.casts.flow.Body`."""
 
     def __init__(
-        self, engine: "Engine", module: Module, owner: str, *, report: bool, jit: bool, depth: int
+        self, engine: Knows, module: Module, owner: str, *, report: bool, jit: bool, depth: int
     ) -> None:
         self.engine, self.module, self.owner = engine, module, owner
         self.report, self.jit, self.depth = report, jit, depth

@@ -3,16 +3,13 @@
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from dsv4.casts import ops
+from dsv4.casts.asked import Knows
 from dsv4.casts.expressions import Expressions
 from dsv4.casts.source import Function, Module
 from dsv4.casts.uses import Definitions, base
 from dsv4.casts.values import Dtype, Group, Scalar, Tensor, Value, joined, member, of_dtype
-
-if TYPE_CHECKING:
-    from dsv4.casts.engine import Engine
 
 __all__ = ["Body"]
 
@@ -38,7 +35,7 @@ class Body(Expressions):
     """
 
     def __init__(
-        self, engine: "Engine", module: Module, owner: str = "", *, report: bool, jit: bool, depth: int = 0
+        self, engine: Knows, module: Module, owner: str = "", *, report: bool, jit: bool, depth: int = 0
     ) -> None:
         super().__init__(engine, module, owner, report=report, jit=jit, depth=depth)
         self.returned: list[Value] = []

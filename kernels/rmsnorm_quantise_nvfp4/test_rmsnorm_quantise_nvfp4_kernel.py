@@ -152,13 +152,14 @@ def test_a_planted_fault_is_seen(fault, accelerator):
     assert_fault_seen(lambda: assert_same_rows(got.rows, unfused(x, weight, F32)))
 
 
-def test_a_misfit_is_refused():
+def test_a_misfit_is_refused(accelerator):
     with pytest.raises(ValueError, match="rmsnorm_quantise_nvfp4: weight"):
         kernel.rmsnorm_quantise(torch.zeros(3, 32), torch.zeros(31), eps=EPS)
     with pytest.raises(ValueError, match="no multiple of NVFP4's 16"):
         kernel.rmsnorm_quantise(torch.zeros(3, 40), None, eps=EPS)
     with pytest.raises(ValueError, match="no multiple of FP8's 128"):
         kernel.rmsnorm_quantise(torch.zeros(3, 64), None, eps=EPS, form="fp8")
-    out = NormedRows(quantise(torch.zeros(3, 128)), None)
+    x = torch.zeros(3, 128, device=accelerator)
+    out = NormedRows(quantise(x), None)
     with pytest.raises(TypeError, match="out is Nvfp4Rows, form is fp8"):
-        kernel.rmsnorm_quantise(torch.zeros(3, 128), None, eps=EPS, form="fp8", out=out)
+        kernel.rmsnorm_quantise(x, None, eps=EPS, form="fp8", out=out)

@@ -110,10 +110,7 @@ FAULTS = [
         RISING_B1,
         {
             "the sum not rescaled": ("highest, kept +", "highest, total +"),
-            "the maximum not kept": (
-                "gl.where(highest > peak + LAZY, highest, peak)",
-                "gl.maximum(peak, -30.0)",
-            ),
+            "the first maximum kept": ("gl.where(highest > peak + LAZY, highest, peak)", "peak"),
         },
     ),
     Faults(
