@@ -37,10 +37,14 @@ class ExpertStages(LayerBase):
         return {"router_scores": scores, "expert_ids": ids}
 
     def route_weights(self, env: Env, batch: Batch) -> Written:
-        """Scores and ids to the weights of the chosen experts: expert_weights (T, k) FP32."""
+        """Scores and ids to the weights of the chosen experts: expert_weights (T, k) FP32.
+
+        In FP32, as a router computes them: a sum of k scores, a quotient and a product, each rounded.
+        """
         chosen = torch.gather(env["router_scores"].double(), 1, env["expert_ids"])
-        weights = chosen * (self.config.routed_scaling_factor / (chosen.sum(-1, keepdim=True) + 1e-20))
-        return {"expert_weights": self._single(weights)}
+        total = self.dither(chosen.sum(-1, keepdim=True), chosen.shape[-1])
+        share = self.dither(chosen / (total + 1e-20), 1)
+        return {"expert_weights": self._single(share * self.config.routed_scaling_factor)}
 
     def _ffn(
         self, x: Tensor, first: Weight, gate: Tensor, up: Tensor, down: Weight, down_matrix: Tensor

@@ -1,4 +1,4 @@
-"""The unit of Hopper's FP8 sums, against a simulation of how they are cut."""
+"""How finely sums are kept: Hopper's FP8 sums against a simulation of how they are cut, a router's in FP32."""
 
 import pytest
 import torch
@@ -6,6 +6,9 @@ import torch
 from dsv4.floor.accumulation import FP32, HOPPER_FP8_UNIT, accumulation_of
 from dsv4.floor.dither import Dither
 from dsv4.floor.layer import FP8_BLOCK
+from dsv4.floor.stages import FloorLayer
+from dsv4.model.random_model import random_weights, small_config
+from dsv4.plan import Plan
 from kernels.formats import e4m3
 
 BITS = 14  # kept of the largest addend
@@ -62,3 +65,29 @@ def test_only_kernels_on_hopper_keep_fewer_bits():
     assert accumulation_of("kernel", (9, 0)).fp8 == HOPPER_FP8_UNIT
     for kind, capability in (("ref", None), ("kernel", (10, 0)), ("kernel", None), ("ref", (9, 0))):
         assert accumulation_of(kind, capability) == FP32
+
+
+@pytest.mark.parametrize("chosen", [2, 4, 6, 8])
+def test_draws_of_expert_weights_have_the_size_of_an_fp32_routers_error(chosen):
+    """Sum, quotient and product in FP32 err by what the draws say, within a factor of 1.5; one rounding is less."""
+    generator = torch.Generator().manual_seed(chosen)
+    scores = torch.rand(4000, 16, generator=generator) + 0.2
+    ids = torch.rand(4000, 16, generator=generator).argsort(-1)[:, :chosen]
+    config = small_config(n_routed_experts=16, num_experts_per_tok=chosen, routed_scaling_factor=1.3)
+    weights = random_weights(small_config(), 0).layers[0]
+    env = {"router_scores": scores, "expert_ids": ids}
+
+    def stage(seed):
+        layer = FloorLayer(0, weights, config, Plan(), Dither(seed))
+        return layer.route_weights(env, None)["expert_weights"].double()
+
+    kept = scores.gather(1, ids)
+    total = kept[:, :1]
+    for slot in range(1, chosen):
+        total = total + kept[:, slot : slot + 1]
+    in_fp32 = (kept / (total + 1e-20) * config.routed_scaling_factor).double()
+    exact = stage(None)
+    measured, drawn = ((one / exact - 1).square().mean().sqrt() for one in (in_fp32, stage(1)))
+    single = (Dither(1)(exact, 1).float().double() / exact - 1).square().mean().sqrt()
+    assert 1 / 1.5 < measured / drawn < 1.5
+    assert single < drawn / 1.5
