@@ -6,16 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from dsv4.dump import DumpReader
 from dsv4.engine.conftest import STORES, verdict, with_rungs
 from dsv4.engine.job import Ask, write_job
 from dsv4.engine.spec import EngineError
-from dsv4.engine.tap_writer import Job, read_tensors, serve, write_tensors
+from dsv4.engine.tap_writer import Job, serve
 from dsv4.engine.variant import ask_engine, write_engine_variant
-from dsv4.judge.guard import OWN, guard
-from dsv4.judge.measure import Notes
 from dsv4.ladder import State
 
 MISSING = [*STORES, "comp_store", "comp_bytes", "index_k_store", "compounded/*/*"]
@@ -136,55 +133,6 @@ def test_a_tap_that_is_missing_and_not_declared_fails(tiny):
     )
     found, _ = answered(tiny, drop, missing=[*MISSING, "*/1/attn_out"])
     assert not [reason for reason in found["reasons"] if "was not dumped" in reason]
-
-
-LOGITS_ONLY = [*MISSING[:-1], "compounded/[0-3]/*", "compounded/*/hidden"]
-
-
-def ones(prompt, put):
-    put("model", {"logits": np.ones((len(prompt["rows"]), 64), np.float32)})
-
-
-def of_batch(size):
-    return lambda prompts: [
-        np.full((sum(row < prompt["prompt_tokens"] for row in prompt["rows"]), 64), size, np.float32)
-        for prompt in prompts
-    ]
-
-
-@pytest.mark.parametrize(("size", "rel_l2"), [(1.0, 0.0), (1.001, 0.001), (1.25, 0.25)])
-def test_a_batch_must_give_what_each_prompt_alone_gives(tiny, size, rel_l2):
-    options = {"missing": LOGITS_ONLY, "run": ones, "run_batch": of_batch(size), "batched_prefill": "prefill"}
-    found, _ = answered(tiny, **options)
-    batched = found["guard"]["batched_prefill"]
-    assert (batched["entry_point"], batched["bit_equal"]) == ("prefill", size == 1.0)
-    assert batched["rel_l2"] == pytest.approx(rel_l2, rel=1e-3)
-    said = [
-        reason for reason in found["reasons"] if reason.startswith("batched prefill (prefill) of one and two")
-    ]
-    assert len(said) == (rel_l2 > 2**-8)
-
-
-def test_a_batched_prefill_that_is_declared_must_be_shown(tiny):
-    setup, start = asked(tiny, missing=LOGITS_ONLY, run=ones, batched_prefill="prefill")
-    engine, rung = setup.config.engines["echo"], setup.config.ladder["Echo"]
-    with pytest.raises(
-        EngineError, match="declares batched_prefill = 'prefill', but batched/one/model/logits is missing"
-    ):
-        ask_engine(setup, engine, rung, Ask(), start)
-    setup, start = asked(tiny, run_batch=of_batch(1.0), batched_prefill="prefill")
-    with pytest.raises(EngineError, match="is judged by compounded/one/model/logits, which it does not give"):
-        ask_engine(setup, engine, rung, Ask(), start)
-
-
-def test_the_guard_counts_the_stored_formats_as_found(tmp_path):
-    formats = {f"model.layers.0.mlp.experts.{name}": "mxfp4" for name in ("gate_up_proj", "down_proj")}
-    formats |= {"model.layers.0.mlp.shared_experts.up_proj.weight": "bf16", "model.norm.weight": "fp32"}
-    formats |= {"model.layers.0.self_attn.q_a_proj.weight": "fp8", "model.layers.0.self_attn.sinks": "fp32"}
-    (tmp_path / "checkpoint.json").write_text(json.dumps({"formats": formats}))
-    found = guard(tmp_path, Notes(labels={"backend": "engine"}))
-    assert found == {"moe": {"mxfp4": 2, "bf16": 1}, "linears": {"fp8": 1}, "batched_prefill": None}
-    assert guard(tmp_path, Notes(labels={"backend": "ref"}))["batched_prefill"]["entry_point"] == OWN
 
 
 def test_values_that_are_not_finite_are_kept_and_counted(tiny):
@@ -342,34 +290,3 @@ def test_a_finished_dump_is_judged_like_a_process_and_an_old_one_is_refused(tiny
     rewrite(job="of another reference")(tmp_path / "job/out/rank0")
     write_engine_variant(setup, setup.config.ladder["There"])
     assert "the dump answers another job: run it again" in verdict(setup, "There")["reasons"][0]
-
-
-def test_files_are_safetensors_both_ways(tmp_path):
-    arrays = {
-        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "b": np.array([[1, -1]], np.int64),
-        "c": np.zeros((0, 4), np.uint8),
-    }
-    write_tensors(tmp_path / "ours.safetensors", arrays)
-    theirs = load_file(tmp_path / "ours.safetensors")
-    save_file(arrays, tmp_path / "theirs.safetensors")
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(theirs[name], array)
-        np.testing.assert_array_equal(read_tensors(tmp_path / "theirs.safetensors")[name], array)
-    with pytest.raises(ValueError, match="d is complex128; writable: float32"):
-        write_tensors(tmp_path / "no.safetensors", {"d": np.zeros(2, complex)})
-
-
-def test_bf16_is_read_as_float32(tmp_path):
-    import torch
-    from safetensors.torch import save_file as save_torch
-
-    x = torch.randn(5, 3).bfloat16()
-    save_torch({"x": x}, tmp_path / "x.safetensors")
-    np.testing.assert_array_equal(read_tensors(tmp_path / "x.safetensors")["x"], x.float().numpy())
-
-
-def test_an_old_tap_writer_says_so(tmp_path):
-    (tmp_path / "job.json").write_text('{"schema": 99}')
-    with pytest.raises(SystemExit, match="schema 99, this tap writer has 1"):
-        Job(tmp_path)
