@@ -39,20 +39,25 @@ KERNEL_ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
 KERNELS = "dsv4.backend.start"  # the one module through which kernels are reached
 
 
-def closure(module: str, without: str = "") -> tuple[str, ...]:
+def closure(module: str, without: str = "", root: Path | None = None) -> tuple[str, ...]:
     """Files that ``python -m module`` can run, relative to the repository, sorted; not those only ``without`` needs.
+
+    Parameters
+    ----------
+    root : the repository; None: this one.
 
     Raises
     ------
     ModuleNotFoundError
-        ``module`` is no file here.
+        ``module`` is no file there.
     """
-    if _module_file(module) is None:
-        raise ModuleNotFoundError(f"{module}: no such module below {ROOT}")
-    names, files = _run_as_main(module), set[str]()
+    root = root or ROOT
+    if _module_file(module, root) is None:
+        raise ModuleNotFoundError(f"{module}: no such module below {root}")
+    names, files = _run_as_main(module, root), set[str]()
     seen = set(names)
     while names:
-        found = _needs(names.pop())
+        found = _needs(names.pop(), root)
         files.update(found.files)
         new = found.modules - seen - {without}
         seen |= new
@@ -94,10 +99,10 @@ class _Needs:
 
 
 @cache
-def _needs(module: str) -> _Needs:
-    path = _module_file(module)
+def _needs(module: str, root: Path) -> _Needs:
+    path = _module_file(module, root)
     assert path is not None
-    modules, files = set[str](), {_relative(path)}
+    modules, files = set[str](), {_relative(path, root)}
     parent = module
     while "." in parent:  # importing a.b.c runs a/__init__.py and a/b/__init__.py
         parent = parent.rpartition(".")[0]
@@ -108,32 +113,32 @@ def _needs(module: str) -> _Needs:
             modules.update(imported(node, package.split(".")))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if "." in node.value:
-                modules.update(_run_as_main(node.value))
-            files.update(_data(path.parent, node.value))
-    return _Needs({name for name in modules if _module_file(name) is not None}, files)
+                modules.update(_run_as_main(node.value, root))
+            files.update(_data(path.parent, node.value, root))
+    return _Needs({name for name in modules if _module_file(name, root) is not None}, files)
 
 
-def _run_as_main(module: str) -> list[str]:
+def _run_as_main(module: str, root: Path) -> list[str]:
     """What ``python -m module`` starts with: the module, and a package's ``__main__``."""
-    return [name for name in (module, f"{module}.__main__") if _module_file(name) is not None]
+    return [name for name in (module, f"{module}.__main__") if _module_file(name, root) is not None]
 
 
-def _data(folder: Path, name: str) -> Iterator[str]:
+def _data(folder: Path, name: str, root: Path) -> Iterator[str]:
     if not 3 <= len(name) <= 80 or name.endswith(".py") or "\n" in name or "\0" in name:
         return
     path = folder / name
-    if "." in Path(name).name and path.is_file() and ROOT in path.resolve().parents:
-        yield _relative(path.resolve())
+    if "." in Path(name).name and path.is_file() and root in path.resolve().parents:
+        yield _relative(path.resolve(), root)
 
 
 @cache
-def _module_file(module: str) -> Path | None:
-    """Source of a module of ours, or None."""
+def _module_file(module: str, root: Path) -> Path | None:
+    """Source of a module of the repository, or None."""
     parts = module.split(".")
     if parts[0] not in PACKAGES or not all(part.isidentifier() for part in parts):
         return None
-    return module_file(ROOT.joinpath(*parts))
+    return module_file(root.joinpath(*parts))
 
 
-def _relative(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+def _relative(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()

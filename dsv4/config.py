@@ -49,6 +49,27 @@ class ForeignBuild:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Commits:
+    """Which commits are judged as variants.
+
+    Attributes
+    ----------
+    repo : the audited repository; None: this one.
+    rung : whose plan they implement where no trailer says another; None: the topmost rung of the spine.
+    engine : what runs them, a name of `engines`; None: their own ``dsv4.run.variant``.
+    base, head : names of commits: what is in ``head`` and not in ``base`` is judged.
+    timeout : seconds until a commit's run is ended.
+    """
+
+    repo: Path | None = None
+    rung: str | None = None
+    engine: str | None = None
+    base: str | None = None
+    head: str | None = None
+    timeout: float = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A checked ``config.yaml``.
 
@@ -69,6 +90,7 @@ class Config:
     archived : globs of files that no variant may reach, below the tree's root.
     engines : name -> an engine that rungs may run on.
     reference : who gives a reference once more, to be compared with ours, or None.
+    commits : which commits are judged as variants.
     """
 
     path: Path
@@ -84,6 +106,7 @@ class Config:
     build: ForeignBuild | None = None
     engines: Mapping[str, Engine] = field(default_factory=dict)
     reference: ForeignReference | None = None
+    commits: Commits = Commits()
     backend: str = "auto"
     archived: tuple[str, ...] = ()
 
@@ -191,7 +214,21 @@ def load(path: str | Path) -> Config:
         archived=tuple(content.get("archived") or ()),
         engines=engines,
         reference=reference,
+        commits=_commits(path, content.get("commits", {}), ladder, engines),
     )
+
+
+def _commits(
+    path: Path, content: Mapping[str, Any], ladder: Ladder, engines: Mapping[str, Engine]
+) -> Commits:
+    known = {"rung": [variant.id for variant in ladder], "engine": list(engines)}
+    for name, values in known.items():
+        if content.get(name, None) not in (None, *values):
+            raise ConfigError(
+                f"{path}: commits.{name} = {content[name]!r}: no such {name}; there are: {', '.join(values) or 'none'}"
+            )
+    repo = Path(content["repo"]) if "repo" in content else None
+    return Commits(**{**content, "repo": repo})
 
 
 def _foreign_build(content: Mapping[str, Any] | None) -> ForeignBuild | None:

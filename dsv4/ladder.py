@@ -5,7 +5,7 @@ an engineer's own branch, to a commit). This module checks that map and nothing 
 imports no torch.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -82,6 +82,13 @@ class Ladder:
             raise LadderError(f"ladder: exactly one rung has no parent, found {bottoms or 'none'}")
         for name in rungs:
             self._add(name, rungs, ())
+
+    @classmethod
+    def of(cls, variants: Iterable[Variant]) -> "Ladder":
+        """Ladder of variants that were made elsewhere, parents first; how many fields each changes is not checked."""
+        ladder = cls.__new__(cls)
+        ladder._engines, ladder._variants = (), {variant.id: variant for variant in variants}
+        return ladder
 
     def _add(self, name: str, rungs: Mapping[str, Mapping[str, Any]], above: tuple[str, ...]) -> None:
         if name in self._variants:

@@ -79,7 +79,8 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
     LimitError, LadderError
         The configuration loosens a limit, or names an unknown variant.
     """
-    variant, limits = config.ladder[name], tightened(config.tighten)
+    variant = config.ladder[name]
+    tightened(config.tighten)
     below = blocker(results, config, variant)
     blocked = [f"blocked: it stands on {below[0]}, which is {below[1].replace('_', ' ')}"] if below else []
     path = results / "metrics" / f"{name}.parquet"
@@ -95,15 +96,50 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
             "reasons": [*blocked, notes.error],
             "commit": _commit(notes),
         }
-    plan = flatten(variant.plan)
-    applied = [limit for limit in limits if limit.applies(plan)]
-    sizes = Sizes.of(model_config(config.checkpoint))
+    found = found_in(config, variant, frame, notes)
+    verdict = judged(config, variant, frame, notes, found, confirm) | {"guard": guard(results, notes)}
+    if below:
+        verdict |= {"status": State.BLOCKED, "reasons": blocked + verdict["reasons"]}
+    return verdict
+
+
+def found_in(config: Config, variant: Variant, frame: Any, notes: Notes) -> list[Finding]:
+    """Everything that is wrong with a variant, in order; ``frame`` without single decode steps.
+
+    Raises
+    ------
+    LimitError
+        The configuration loosens a limit.
+    """
+    plan, sizes = flatten(variant.plan), Sizes.of(model_config(config.checkpoint))
+    applied = _applied(config, plan)
     found = findings(frame, notes, applied, plan, variant.change)
-    found += other_path(plan, sizes, notes) + unlike_single(notes)
+    return found + other_path(plan, sizes, notes) + unlike_single(notes)
+
+
+def _applied(config: Config, plan: Mapping[str, str]) -> list[Limit]:
+    return [limit for limit in tightened(config.tighten) if limit.applies(plan)]
+
+
+def judged(
+    config: Config,
+    variant: Variant,
+    frame: Any,
+    notes: Notes,
+    found: list[Finding],
+    confirm: Confirm | None = None,
+) -> dict[str, Any]:
+    """Verdict of a variant on its own measurements, whatever it stands on.
+
+    Parameters
+    ----------
+    frame : the table without single decode steps.
+    found : see :func:`found_in`; the first names the culprit.
+    """
     silent = _fallback(variant, frame)
     unjudged = _unjudged(variant, frame, notes)
+    applied = _applied(config, flatten(variant.plan))
     verdict = header(variant) | describe(config, variant, frame, notes, applied)
-    verdict["guard"] = guard(results, notes)
     verdict["culprit"] = _culprit(found[0], notes) if found else None
     state, reasons = _state(found, silent, unjudged)
     if found and confirm:
@@ -114,8 +150,7 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
     if notes.declared:
         given, of = verdict["taps"]
         reasons = [*reasons, f"taps {given} of {of}: {verdict['label']} declares the others missing"]
-    verdict |= {"status": State.BLOCKED if below else state, "reasons": blocked + reasons}
-    return verdict
+    return verdict | {"status": state, "reasons": reasons}
 
 
 def _state(found: list[Finding], silent: str, unjudged: list[str]) -> tuple[State, list[str]]:

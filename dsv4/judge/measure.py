@@ -103,18 +103,47 @@ def expected_taps(reference: DumpReader, mode: str) -> list[tuple[str, int | str
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Folders:
+    """Where the dumps of a measurement lie: folders with one file a prompt.
+
+    Attributes
+    ----------
+    own, floor : of the variant and of its plan's floor.
+    parent : of what it stands on, or None.
+    base : of the plan's baseline, if the variant stands on it, or None.
+    """
+
+    own: Path
+    floor: Path
+    parent: Path | None
+    base: Path | None = None
+
+    @classmethod
+    def of(cls, results: Path, ladder: Ladder, variant: Variant) -> "Folders":
+        """Folders of a rung."""
+        dumps = results / "variants"
+        return cls(
+            own=dumps / variant.id,
+            floor=results / "floor" / variant.id,
+            parent=dumps / variant.parent if variant.parent else None,
+            base=dumps / BASELINE if lineage_has(ladder, variant, BASELINE) else None,
+        )
+
+
 class Measurer:
     """The dumps of one variant and one prompt after the other.
 
     Parameters
     ----------
     results : folder of the run.
-    ladder : of the configuration.
     variant : the rung.
+    folders : its dumps, and those that it is measured against.
+    variants : how many the audit judges, for the family-wise rate.
     """
 
-    def __init__(self, results: Path, ladder: Ladder, variant: Variant) -> None:
-        self.results, self.ladder, self.variant = results, ladder, variant
+    def __init__(self, results: Path, variant: Variant, folders: Folders, variants: int) -> None:
+        self.results, self.variant, self.folders, self.variants = results, variant, folders, variants
         self.notes, self.frames = Notes(), list[pd.DataFrame]()
         self.draws: list[list[np.ndarray]] = []
         self._floors = list[bool]()
@@ -128,7 +157,7 @@ class Measurer:
         with DumpReader(self.results / "reference" / file, {"kind": "reference"}, keep=True) as trained:
             same = {"checkpoint": trained.attrs["checkpoint"], "prompt": trained.attrs["prompt"]}
             with DumpReader(
-                self.results / "variants" / self.variant.id / file,
+                self.folders.own / file,
                 {**same, "kind": "variant", "variant": self.variant.id, "plan": flatten(self.variant.plan)},
                 keep=True,
             ) as test:
@@ -143,20 +172,19 @@ class Measurer:
                 self._floors.append(self._floor(test, trained, file, same))
 
     def _ancestors(self, test: DumpReader, file: str, same: Mapping[str, Any]) -> None:
-        folder = self.results / "variants"
-        if self.variant.parent:
-            with DumpReader(
-                folder / self.variant.parent / file, {**same, "variant": self.variant.parent}
-            ) as parent:
+        parent_folder, base_folder = self.folders.parent, self.folders.base
+        if parent_folder:
+            expected = {**same, "variant": self.variant.parent}
+            with DumpReader(parent_folder / file, expected) as parent:
                 self.notes.parent = True
                 self.frames.append(compare(test, parent, modes=MODES, against="parent"))
-        if lineage_has(self.ladder, self.variant, BASELINE) and (folder / BASELINE / file).exists():
-            with DumpReader(folder / BASELINE / file, {**same, "variant": BASELINE}) as base:
+        if base_folder and (base_folder / file).exists():
+            with DumpReader(base_folder / file, {**same, "variant": BASELINE}) as base:
                 only = frozenset({"attn_out"})
                 self.frames.append(compare(test, base, modes=("isolated",), against=BASELINE, only=only))
 
     def _floor(self, test: DumpReader, trained: DumpReader, file: str, same: Mapping[str, Any]) -> bool:
-        path = self.results / "floor" / self.variant.id / file
+        path = self.folders.floor / file
         if not path.exists():
             return False
         with DumpReader(path, {**same, "kind": "floor", "plan": flatten(self.variant.plan)}) as floor:
@@ -203,8 +231,7 @@ class Measurer:
         rows = frame[(frame["against"] == "floor") & (frame["part"] == "all")]
         if len(rows):
             draws = Draws(*(_pad([drawn[k] for drawn in self.draws]) for k in range(len(DRAWS))))
-            variants = len(self.ladder.default())
-            found = judge(rows, draws, flatten(self.variant.plan), variants=variants)
+            found = judge(rows, draws, flatten(self.variant.plan), variants=self.variants)
             frame.loc[rows.index, ["verdict", "excess"]] = found
             undrawn = rows.loc[found["verdict"] == "", ["phase", "layer", "tap"]]
             self.notes.unfloored += undrawn.to_numpy(object).tolist()
@@ -220,8 +247,14 @@ def _pad(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def measure(results: Path, ladder: Ladder, name: str, prompts: Iterable[str]) -> tuple[pd.DataFrame, Notes]:
-    """Table and notes of a variant; a dump that is refused gives no rows and ``notes.error``."""
-    measurer = Measurer(results, ladder, ladder[name])
+    """Table and notes of a rung; see :func:`measured`."""
+    variant = ladder[name]
+    folders, variants = Folders.of(results, ladder, variant), len(ladder.default())
+    return measured(Measurer(results, variant, folders, variants), prompts)
+
+
+def measured(measurer: Measurer, prompts: Iterable[str]) -> tuple[pd.DataFrame, Notes]:
+    """Table and notes; a dump that is refused gives no rows and ``notes.error``."""
     try:
         for prompt in prompts:
             measurer.prompt(prompt)

@@ -75,7 +75,7 @@ def confirm(setup: Setup, variant_id: str, prompt: str, layer: Layer, tap: str) 
         "revert": revert,
         "reapply": reapply,
         "changed": not _same(runs[0], runs[1]),
-        "distance": None if truth is None else [_distance(run, truth) for run in runs[:2]],
+        "distance": None if truth is None else [distance(run, truth) for run in runs[:2]],
         "confirmed": repeat and reapply and revert and not _same(runs[0], runs[1]),
     }
 
@@ -105,7 +105,8 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and np.array_equal(one, other, equal_nan=True)
 
 
-def _distance(values: np.ndarray, truth: np.ndarray) -> float | None:
+def distance(values: np.ndarray, truth: np.ndarray) -> float | None:
+    """Relative L2 to the reference, of what is finite; None for another shape."""
     if values.shape != truth.shape:
         return None
     one, other = (np.where(np.isfinite(x), x, 0).astype(np.float64) for x in (values, truth))

@@ -16,6 +16,7 @@ from typing import Any
 from kernels.build.architecture import Architecture
 from kernels.build.compile import BuildError, compile_build
 from kernels.build_spec import Build
+from kernels.process import die_with_parent
 
 LONGEST = 300  # seconds; a compiler that takes longer hangs
 Compile = Callable[[Build, Architecture, Path], None]
@@ -106,7 +107,7 @@ def _serve(
     pipe: Connection, builds: Sequence[Build], stems: Sequence[Path], arch: Architecture, compiler: Compile
 ) -> None:
     os.setpgrp()  # with the assembler that it starts it is stopped as one
-    _die_with_parent()
+    die_with_parent()  # and with it goes its copy of the lock
     while True:
         place = pipe.recv()
         _compile(compiler, builds[place], arch, stems[place])
@@ -126,16 +127,6 @@ def _compile(compiler: Compile, build: Build, arch: Architecture, made: Path) ->
         made.with_suffix(".error").write_text(f"{type(error).__name__}: {error}")
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def _die_with_parent() -> None:
-    """Linux: a compilation whose parent was killed ends, and with it its copy of the lock."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:
-            os._exit(1)
 
 
 def _outcome(made: Path) -> dict[str, Any]:

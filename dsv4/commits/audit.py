@@ -1,0 +1,298 @@
+"""Judge commits: each one's own code, the reference and the judge of the audit that was started.
+
+``verdict`` runs what is missing of one commit and returns its verdict; the references and the noise
+floor of its plan must be there. It may be called from several processes at once.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from rich.console import Console
+
+from dsv4.code_inputs import ROOT, closure
+from dsv4.commits import history
+from dsv4.commits.branch import Branch, default_rung, repository
+from dsv4.commits.confirm import confirm_by_aba
+from dsv4.commits.judge import Against, Measured, judge
+from dsv4.commits.run import Outcome, ensure
+from dsv4.commits.sites import moved
+from dsv4.config import Config, ConfigError, load
+from dsv4.console import main_guard
+from dsv4.files import write_json
+from dsv4.judge.evaluate import Finding, place
+from dsv4.judge.gate import SCHEMA, header, judged
+from dsv4.ladder import State
+from dsv4.plan import flatten
+
+# Of a verdict, as gates.json has it; a commit that does not run has no value for them.
+NUMBERS = (
+    "label",
+    "device",
+    "taps",
+    "cos",
+    "culprit",
+    "fidelity",
+    "vs_parent",
+    "ledger",
+    "e2e",
+    "cost",
+    "confirmed",
+)
+
+
+def verdict(results: Path, config: Config, sha: str) -> dict[str, Any]:
+    """Verdict on a commit, made now if it is not there or rests on something else.
+
+    Parameters
+    ----------
+    results : ``results/<run>``, with references and the floor of the commit's plan.
+    config : the audit's configuration; ``commits`` names repository, rung and base.
+    sha : hash, or another name of a commit.
+
+    Returns
+    -------
+    dict
+        An entry of ``gates.json`` with ``commit, subject, parents, against, kind, sites, plan, rung`` beside.
+
+    Raises
+    ------
+    ConfigError
+        No such commit, no reference or no floor yet; names what to run.
+    """
+    sha = history.resolve(repository(config), sha)
+    branch = Branch.of(results, config, sha)
+    path = branch.folder(sha) / "verdict.json"
+    try:
+        key = _key(branch, sha)
+    except ConfigError as error:
+        if history.TRAILER not in str(error):
+            raise
+        return _does_not_run(branch, sha, str(error))
+    _need_floor(branch, sha)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.parent / ".verdict.lock"):
+        if path.is_file() and (known := json.loads(path.read_text())).get("key") == key:
+            return known
+        found = _verdict(branch, sha, ensure(branch, sha)) | {"key": key}
+        write_json(path, found)
+        return found
+
+
+def _key(branch: Branch, sha: str) -> str:
+    """What a verdict rests on beside the commit and its run: the judge's code, the configuration, the ground."""
+    config = branch.config
+    more = {
+        "judge": _judge_sha256(),
+        "tighten": dict(config.tighten),
+        "base": branch.base,
+        "draws": [config.seed, config.floor_draws],
+        "ladder": len(config.ladder.default()),
+    }
+    return branch.key(sha, **more)
+
+
+@cache
+def _judge_sha256() -> str:
+    digest = sha256()
+    for file in closure("dsv4.commits.audit"):
+        digest.update(file.encode() + (ROOT / file).read_bytes())
+    return digest.hexdigest()
+
+
+def _need_floor(branch: Branch, sha: str) -> None:
+    for prompt in branch.prompts:
+        path = branch.floor(sha) / f"{prompt}.h5"
+        if not path.is_file():
+            raise ConfigError(f"{path}: no noise floor yet; run `snakemake {path}` first")
+
+
+def _verdict(branch: Branch, sha: str, outcome: Outcome) -> dict[str, Any]:
+    if outcome.state == "failed":
+        return _does_not_run(branch, sha, f"does not run: {outcome.error}")
+    if outcome.state == "equal":
+        return _about(branch, sha) | _proved(branch, sha, outcome)
+    below = [] if branch.ground(sha) else _below(branch, sha)
+    against = [_against(branch, sha, each) for each in below]
+    first = against[0] if against else None
+    measured = Measured(branch, sha, first and first.sha, first and first.of)
+    if measured.notes.error:
+        return _does_not_run(branch, sha, f"its dumps cannot be compared: {measured.notes.error}")
+    confirm = confirm_by_aba(branch, sha, first.of) if first else None
+    found = _about(branch, sha) | judge(branch, sha, measured, against, confirm)
+    found |= {"against": first and first.sha, "dump_of": sha}
+    if not against and not branch.ground(sha):
+        found["reasons"] = [*found["reasons"], "no commit below it runs: what it moves was not measured"]
+        found["status"] = found["status"] if found["status"] == State.FAIL else State.CANNOT_MEASURE
+    if first and first.sha != branch.commit(sha).parents[0]:
+        found["reasons"] = [
+            *found["reasons"],
+            f"compared with {first.sha[:10]}: what is between does not run",
+        ]
+    return found
+
+
+def _about(branch: Branch, sha: str) -> dict[str, Any]:
+    """What a verdict says about the commit itself."""
+    commit, rung = branch.commit(sha), branch.rung(sha)
+    return {
+        "id": commit.short,
+        "commit": sha,
+        "subject": commit.subject,
+        "parents": list(commit.parents),
+        "against": None,
+        "plan": flatten(rung.plan),
+        "rung": rung.id,
+        "sites": [],
+        "findings": [],
+    }
+
+
+def _does_not_run(branch: Branch, sha: str, reason: str) -> dict[str, Any]:
+    commit = branch.commit(sha)
+    try:
+        about = _about(branch, sha)
+    except ConfigError:  # its trailer names no rung
+        about = {
+            "id": commit.short,
+            "commit": sha,
+            "subject": commit.subject,
+            "parents": list(commit.parents),
+        }
+        about |= {"against": None, "plan": {}, "rung": commit.rung, "sites": [], "findings": []}
+    return (
+        dict.fromkeys(NUMBERS)
+        | about
+        | {
+            "parent": None,
+            "change": {},
+            "kind": "does_not_run",
+            "status": State.CANNOT_MEASURE,
+            "reasons": [reason],
+            "dump_of": None,
+        }
+    )
+
+
+def _below(branch: Branch, sha: str) -> list[str]:
+    """The commits to compare with: of each parent itself or its nearest first parent that runs."""
+    found = []
+    for parent in branch.commit(sha).parents:
+        each: str | None = parent
+        while each and ensure(branch, each).state == "failed":
+            above = branch.commit(each).parents
+            each = above[0] if above and not branch.ground(each) else None
+        if each:
+            found.append(each)
+    return list(dict.fromkeys(found))
+
+
+def _against(branch: Branch, sha: str, below: str) -> Against:
+    of = ensure(branch, below).of
+    names = branch.commit(sha).short, branch.commit(of).short
+    places = moved(branch.folder(sha), branch.folder(of), names, branch.prompts)
+    return Against(sha=below, of=of, moved=frozenset(places), findings=_findings(branch, of))
+
+
+def _findings(branch: Branch, sha: str) -> dict[tuple[str, str, int, str], Finding]:
+    """What is wrong with a commit on its own, whatever it stands on; kept beside its dumps."""
+    path, key = branch.folder(sha) / "findings.json", _key(branch, sha)
+    with FileLock(path.parent / ".findings.lock"):
+        known = json.loads(path.read_text()) if path.is_file() else {}
+        if known.get("key") != key:
+            own = Measured(branch, sha)
+            known = {"key": key, "findings": [_storable(f) for f in own.findings]}
+            write_json(path, known)
+    return {
+        (f.kind, f.mode, f.layer, f.tap): f
+        for f in (Finding(**each | {"size": float("inf")}) for each in known["findings"])
+    }
+
+
+def _storable(finding: Finding) -> dict[str, Any]:
+    return {name: value for name, value in asdict(finding).items() if name != "size"}
+
+
+def _proved(branch: Branch, sha: str, outcome: Outcome) -> dict[str, Any]:
+    """Verdict of a commit whose running code is a parent's: nothing was run, its numbers are the parent's."""
+    own = Measured(branch, outcome.of)
+    found = judged(own.config, own.variant, own.frame, own.notes, own.findings)
+    parents = branch.commit(sha).parents
+    proof = f"proved: the {outcome.files} files that run are equal to {outcome.of[:10]}'s"
+    found |= header(replace(own.variant, id=branch.commit(sha).short, parent=outcome.of[:10], why=""))
+    found |= {"against": outcome.of, "dump_of": outcome.of, "commit": sha}
+    found["vs_parent"] = {"taps_changed": 0, "of": found["taps"][0], "bit_equal": True, "rel_l2_max": None}
+    found["vs_parent"] |= {"codes_changed": {}, "worst": None}
+    found["kind"] = "merge" if len(parents) > 1 else "no_numerics"
+    if own.findings:
+        first = own.findings[0]
+        where = place(first.layer, first.tap)
+        found["kind"] = found["kind"] if len(parents) > 1 else "inherited"
+        return found | {
+            "status": State.BLOCKED,
+            "reasons": [f"stands on {outcome.of[:10]}, which fails at {where}; {proof}"],
+        }
+    return found | {"status": found["status"], "reasons": [proof]}
+
+
+def collect(results: Path, config: Config, base: str, head: str) -> dict[str, Any]:
+    """Verdicts of a branch as ``commits.json`` holds them: the base, then what is not in it, oldest first."""
+    repo = repository(config)
+    shas = [history.resolve(repo, base), *(commit.sha for commit in history.commits(repo, base, head))]
+    return {
+        "schema": SCHEMA,
+        "base": shas[0],
+        "head": shas[-1],
+        "repo": str(repo),
+        "rung": default_rung(config),
+        "commits": [verdict(results, config, sha) for sha in shas],
+    }
+
+
+def with_options(config: Config, options: Mapping[str, Any]) -> Config:
+    """The configuration with ``commits.base`` and the like from the command line."""
+    given = {name: options[name] for name in ("base", "head", "rung") if options.get(name)}
+    if options.get("repo"):
+        given["repo"] = Path(options["repo"])
+    return replace(config, commits=replace(config.commits, **given))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge ``--commit``, or all and write ``commits.json``; exits 0 whatever it finds."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
+    parser.add_argument("--results", type=Path, required=True, help="folder of the run, results/<run>")
+    parser.add_argument("--commit", help="judge this one alone")
+    for name in ("base", "head", "repo", "rung"):
+        parser.add_argument(f"--{name}")
+    options = parser.parse_args(arguments)
+    config = with_options(load(options.config), vars(options))
+    console = Console(stderr=True)
+    if options.commit:
+        _say(console, verdict(options.results, config, options.commit))
+        return 0
+    if not (config.commits.base and config.commits.head):
+        raise ConfigError("commits: give base and head, as in --config base=main head=my-branch")
+    found = collect(options.results, config, config.commits.base, config.commits.head)
+    write_json(options.results / "commits.json", found)
+    for each in found["commits"]:
+        _say(console, each)
+    return 0
+
+
+def _say(console: Console, found: Mapping[str, Any]) -> None:
+    state = str(found["status"]).replace("_", " ")
+    text = (
+        f"{found['id']} {found['subject']}: {state}, {found['kind'].replace('_', ' ')}: {found['reasons'][0]}"
+    )
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main_guard(main)

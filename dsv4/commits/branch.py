@@ -1,0 +1,129 @@
+"""What a commit's verdict rests on: the repository, plans, folders, and which commits are the ground below."""
+
+import json
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from dsv4.code_inputs import ROOT
+from dsv4.commits import history
+from dsv4.commits.history import Commit
+from dsv4.config import Config, ConfigError, backend_of
+from dsv4.ladder import Variant
+from dsv4.plan import flatten
+from dsv4.prompts import load_prompts
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A repository's commits as variants of an audit.
+
+    Attributes
+    ----------
+    results : ``results/<run>``.
+    config : the audit's configuration.
+    base : hash of the ground: it and its ancestors are run, and judged against no other commit.
+    """
+
+    results: Path
+    config: Config
+    base: str
+
+    @classmethod
+    def of(cls, results: Path, config: Config, sha: str) -> "Branch":
+        """The branch on which ``sha`` is judged: from the configured base if that is an ancestor, else its parent."""
+        repo = repository(config)
+        if config.commits.base:
+            base = history.resolve(repo, config.commits.base)
+            if history.is_ancestor(repo, base, sha):
+                return cls(results, config, base)
+        parents = history.read(repo, sha).parents
+        return cls(results, config, parents[0] if parents else sha)
+
+    @property
+    def repo(self) -> Path:
+        """The audited repository."""
+        return repository(self.config)
+
+    @cached_property
+    def prompts(self) -> list[str]:
+        """Ids of the prompts."""
+        return [prompt.id for prompt in load_prompts(self.config.prompts)]
+
+    def commit(self, sha: str) -> Commit:
+        """One commit."""
+        return _commit(self.repo, sha)
+
+    def folder(self, sha: str) -> Path:
+        """Where a commit's dumps and verdict lie."""
+        return self.results / "commits" / sha
+
+    def ground(self, sha: str) -> bool:
+        """Whether a commit is the base or below it."""
+        return _below(self.repo, sha, self.base)
+
+    def rung(self, sha: str) -> Variant:
+        """Rung whose plan a commit implements.
+
+        Raises
+        ------
+        ConfigError
+            A trailer names a rung that the ladder does not have.
+        """
+        name = _rung(self.repo, sha, default_rung(self.config))
+        if name not in self.config.ladder:
+            known = ", ".join(rung.id for rung in self.config.ladder)
+            raise ConfigError(f"{history.TRAILER}: {name}: no such rung; rungs: {known}")
+        return self.config.ladder[name]
+
+    def floor(self, sha: str) -> Path:
+        """Folder of the noise floor of a commit's plan; commits of one plan share it."""
+        return self.results / "floor" / self.rung(sha).id
+
+    @cached_property
+    def run_identity(self) -> dict[str, Any]:
+        """What a commit's dumps depend on beside its own code and plan."""
+        sidecars = [self.results / "reference" / f"{prompt}.h5.sha256" for prompt in self.prompts]
+        missing = [str(path) for path in sidecars if not path.is_file()]
+        if missing:
+            raise ConfigError(f"{missing[0]}: no reference yet; run `snakemake reference` first")
+        engine = self.config.commits.engine
+        backend = backend_of(self.config)
+        return {
+            "reference": sha256(b"".join(path.read_bytes() for path in sidecars)).hexdigest(),
+            "page_size": self.config.page_size,
+            "backend": [backend.kind, backend.name],
+            "engine": engine and {k: str(v) for k, v in vars(self.config.engines[engine]).items()},
+        }
+
+    def key(self, sha: str, **more: Any) -> str:
+        """Hash of what a commit's result rests on."""
+        content = self.run_identity | {"commit": sha, "plan": flatten(self.rung(sha).plan)} | more
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def repository(config: Config) -> Path:
+    """The audited repository: the configured one, or this project's."""
+    return (config.commits.repo or ROOT).resolve()
+
+
+def default_rung(config: Config) -> str:
+    """The configured rung, or the topmost one of the spine that is not on request."""
+    return config.commits.rung or [rung.id for rung in config.ladder.spine() if not rung.on_request][-1]
+
+
+@cache
+def _commit(repo: Path, sha: str) -> Commit:
+    return history.read(repo, sha)
+
+
+@cache
+def _below(repo: Path, sha: str, base: str) -> bool:
+    return history.is_ancestor(repo, sha, base)
+
+
+@cache
+def _rung(repo: Path, sha: str, default: str) -> str:
+    return history.rung_of(repo, sha, default)

@@ -1,0 +1,77 @@
+"""A/B/A on commits: at the culprit, run the commit's code again, its parent's, and the commit's once more."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsv4.commits.branch import Branch
+from dsv4.commits.run import RunError, run_tree
+from dsv4.commits.tree import checked_out
+from dsv4.dump import DumpError, DumpReader
+from dsv4.judge.evaluate import Finding
+from dsv4.judge.gate import Confirm
+from dsv4.model.transformer import Layer
+from dsv4.run.aba import distance
+from dsv4.stored import same_bytes
+from dsv4.taps import BY_NAME, MODEL, PHASES
+
+SKIPPED = "not confirmed by repeat, revert, re-apply"
+
+
+def confirm_by_aba(branch: Branch, sha: str, against: str) -> Confirm:
+    """Repeat a commit, revert to the one that it is compared with, and re-apply it, on the prompt that failed."""
+
+    def confirm(finding: Finding) -> tuple[dict[str, Any] | None, str]:
+        if not finding.prompt or finding.mode != "isolated":
+            return None, f"{SKIPPED}: it shows in no single op on the reference's inputs"
+        layer: Layer = finding.layer if finding.layer >= 0 else MODEL
+        at = finding.prompt, layer, finding.tap
+        try:
+            return _compared(branch, sha, against, at), ""
+        except (RunError, DumpError) as error:
+            return None, f"{SKIPPED}: {error}"
+
+    return confirm
+
+
+def _compared(branch: Branch, sha: str, against: str, at: tuple[str, Layer, str]) -> dict[str, Any]:
+    prompt, layer, tap = at
+    with checked_out(branch.repo, sha, branch.results) as room:
+        own = [_again(branch, sha, room, at) for _ in range(2)]
+    with checked_out(branch.repo, against, branch.results) as room:
+        other = _again(branch, against, room, at)
+    stored, before = (_tap(branch.folder(each) / f"{prompt}.h5", layer, tap) for each in (sha, against))
+    truth = _reference(branch, prompt, layer, tap)
+    repeat, reapply, revert = (
+        same_bytes(own[0], stored),
+        same_bytes(own[1], stored),
+        same_bytes(other, before),
+    )
+    changed = not same_bytes(own[0], other)
+    return {
+        "repeat": repeat,
+        "revert": revert,
+        "reapply": reapply,
+        "changed": changed,
+        "distance": None if truth is None else [distance(values, truth) for values in (own[0], other)],
+        "confirmed": repeat and revert and reapply and changed,
+    }
+
+
+def _again(branch: Branch, sha: str, room: Path, at: tuple[str, Layer, str]) -> np.ndarray:
+    prompt, layer, tap = at
+    return _tap(run_tree(branch, sha, room, [prompt]) / f"{prompt}.h5", layer, tap)
+
+
+def _tap(path: Path, layer: Layer, tap: str, mode: str = "isolated") -> np.ndarray:
+    with DumpReader(path) as dump:
+        phases = [phase for phase in PHASES if dump.has(mode, phase, layer, tap)]
+        if not phases:
+            raise DumpError(f"{path.name}: no {mode} {layer}/{tap}")
+        return np.concatenate([dump.get(mode, phase, layer, tap) for phase in phases])
+
+
+def _reference(branch: Branch, prompt: str, layer: Layer, tap: str) -> np.ndarray | None:
+    name = BY_NAME[tap].reference
+    return _tap(branch.results / "reference" / f"{prompt}.h5", layer, name, "compounded") if name else None

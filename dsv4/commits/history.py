@@ -1,0 +1,117 @@
+"""The commits of a branch, read through git itself; nothing of the user's repository is changed. Imports no torch."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv4.config import ConfigError
+
+TRAILER = "Audit-Variant"  # names the rung whose plan a commit implements, from then on
+FIELDS = ("%H", "%P", "%s", f"%(trailers:key={TRAILER},valueonly,separator=%x2C)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """One commit.
+
+    Attributes
+    ----------
+    sha : all 40 digits.
+    parents : hashes of its parents, the branch that it was made on first; none of a root commit.
+    subject : first line of its message.
+    rung : value of its trailer ``Audit-Variant``, or "".
+    """
+
+    sha: str
+    parents: tuple[str, ...]
+    subject: str
+    rung: str
+
+    @property
+    def short(self) -> str:
+        """The digits that people read."""
+        return self.sha[:10]
+
+
+def environment() -> dict[str, str]:
+    """The environment without what git sets for its hooks, which would lead every git into that repository."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+def git(repo: Path, *arguments: str) -> str:
+    """Run git in a repository.
+
+    Raises
+    ------
+    ConfigError
+        Git refused; with its own words.
+    """
+    command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(repo), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment())
+    if done.returncode:
+        raise ConfigError(f"{repo}: git {arguments[0]}: {done.stderr.strip() or f'exit {done.returncode}'}")
+    return done.stdout
+
+
+def resolve(repo: Path, name: str) -> str:
+    """Hash of the commit that a branch, tag or hash names.
+
+    Raises
+    ------
+    ConfigError
+        There is none of that name.
+    """
+    try:
+        return git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").strip()
+    except ConfigError as error:
+        raise ConfigError(f"{repo}: no commit {name!r}; give a branch, a tag or a hash") from error
+
+
+def read(repo: Path, sha: str) -> Commit:
+    """One commit by its hash."""
+    return _log(repo, "-1", sha)[0]
+
+
+def commits(repo: Path, base: str, head: str) -> list[Commit]:
+    """What is in ``head`` and not in ``base``, parents before their children, then oldest first.
+
+    Raises
+    ------
+    ConfigError
+        There is nothing, or ``base`` is no ancestor.
+    """
+    start, end = resolve(repo, base), resolve(repo, head)
+    found = _log(repo, "--reverse", "--topo-order", f"{start}..{end}")
+    if not found:
+        raise ConfigError(f"{repo}: {head} holds no commit that {base} does not; correct base and head")
+    if git(repo, "merge-base", start, end).strip() != start:
+        raise ConfigError(
+            f"{repo}: {base} is no ancestor of {head}; rebase the branch, or give its fork point"
+        )
+    return found
+
+
+def is_ancestor(repo: Path, sha: str, of: str) -> bool:
+    """Whether a commit is ``of`` or one that it was made on."""
+    return sha == of or not git(repo, "rev-list", "-1", sha, f"^{of}").strip()
+
+
+def rung_of(repo: Path, sha: str, default: str) -> str:
+    """Rung whose plan a commit implements: the nearest trailer of the commit and its first parents, or ``default``."""
+    marked = _log(repo, "--first-parent", "-1", f"--grep=^{TRAILER}:", sha)
+    return marked[0].rung or default if marked else default
+
+
+def _log(repo: Path, *arguments: str) -> list[Commit]:
+    text = git(repo, "log", f"--format={'%x00'.join(FIELDS)}%x01", *arguments)
+    lines = [line.strip("\n").split("\0") for line in text.split("\1") if line.strip("\n")]
+    return [
+        Commit(sha=sha, parents=tuple(parents.split()), subject=subject, rung=_last(values))
+        for sha, parents, subject, values in lines
+    ]
+
+
+def _last(values: str) -> str:
+    """Of several trailers the last counts."""
+    return values.strip().rpartition(",")[2].strip()

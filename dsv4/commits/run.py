@@ -1,0 +1,237 @@
+"""Run a commit's own code in its own process, once; or prove that it is its parent's and run nothing."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+from filelock import FileLock
+
+from dsv4.commits import code
+from dsv4.commits.adopt import AdoptError, adopt
+from dsv4.commits.branch import Branch
+from dsv4.commits.history import environment, git
+from dsv4.commits.tree import checked_out
+from dsv4.config import Config, backend_of
+from dsv4.files import write_json
+from dsv4.plan import Plan, difference
+from kernels.process import die_with_parent
+
+ARGUMENTS = (
+    "checkpoint",
+    "prompts",
+    "seed",
+    "decode_steps",
+    "prefill_rows",
+    "floor_draws",
+    "page_size",
+    "backend",
+)
+FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a commit's run.
+
+    Attributes
+    ----------
+    state : "ran"; "equal": proved to be a parent's code, not run; "failed".
+    of : hash of the commit whose dumps are this one's, or "".
+    files : how many files were compared for the proof.
+    error : why it does not run, or "".
+    seconds : wall time of the run.
+    key : hash of what the outcome rests on.
+    """
+
+    state: str
+    of: str
+    key: str
+    files: int = 0
+    error: str = ""
+    seconds: float = 0.0
+
+
+class RunError(ValueError):
+    """A commit that does not run; the message is its last word and where it fell."""
+
+
+def ensure(branch: Branch, sha: str) -> Outcome:
+    """Run a commit unless it ran before or is proved to be its parent's code.
+
+    Raises
+    ------
+    ConfigError
+        No reference, an unknown rung, or git refuses.
+    """
+    folder = branch.folder(sha)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".run.lock"):
+        key, path = branch.key(sha), folder / "run.json"
+        known = _known(path, key)
+        if known and (known.state != "equal" or not branch.ground(sha)):
+            return known
+        outcome = (None if branch.ground(sha) else _proved(branch, sha)) or _run(branch, sha)
+        write_json(path, asdict(outcome))
+        return outcome
+
+
+def _known(path: Path, key: str) -> Outcome | None:
+    if not path.is_file():
+        return None
+    found = Outcome(**json.loads(path.read_text()))
+    return found if found.key == key else None
+
+
+def _proved(branch: Branch, sha: str) -> Outcome | None:
+    """The outcome of a parent whose plan and running code this commit has, or None."""
+    own = fingerprint(branch, sha)
+    for parent in branch.commit(sha).parents:
+        if own is None or own != fingerprint(branch, parent):
+            continue
+        if branch.rung(parent).plan == branch.rung(sha).plan:
+            below = ensure(branch, parent)
+            return Outcome(
+                state="failed" if below.state == "failed" else "equal",
+                of=below.of,
+                key=branch.key(sha),
+                files=len(own),
+                error=below.error and f"{below.error} (as {parent[:10]}, whose code it is)",
+            )
+    return None
+
+
+def fingerprint(branch: Branch, sha: str) -> dict[str, str] | None:
+    """Files that run of a commit, with their hashes; see :func:`dsv4.commits.code.fingerprint`."""
+    if branch.config.commits.engine:  # of another project nothing is known but its files
+        lines = git(branch.repo, "ls-tree", "-r", "-z", sha).rstrip("\0").split("\0")
+        return {name: about for about, _, name in (line.partition("\t") for line in lines)}
+    backend = backend_of(branch.config).kind
+    path = branch.folder(sha) / "code.json"
+    if path.is_file() and (found := json.loads(path.read_text()))["backend"] == backend:
+        return found["files"]
+    with checked_out(branch.repo, sha, branch.results) as room:
+        files = code.fingerprint(room / "tree", backend)
+    write_json(path, {"backend": backend, "files": files})
+    return files
+
+
+def _run(branch: Branch, sha: str) -> Outcome:
+    started = time.monotonic()
+    error = ""
+    try:
+        with checked_out(branch.repo, sha, branch.results) as room:
+            made = run_tree(branch, sha, room, branch.prompts)
+            adopt(branch, sha, room / "tree", made, branch.folder(sha))
+    except (RunError, AdoptError) as caught:
+        error = str(caught)
+    return Outcome(
+        state="failed" if error else "ran",
+        of="" if error else sha,
+        key=branch.key(sha),
+        error=error,
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def run_tree(branch: Branch, sha: str, room: Path, prompts: Sequence[str]) -> Path:
+    """Run the code in ``room/tree`` on some prompts; return the folder of its dumps.
+
+    Raises
+    ------
+    RunError
+        It ends with an error, or not in time.
+    """
+    results = room / "results"
+    results.mkdir(exist_ok=True)
+    for name in ("reference", "plain", "checkpoint.json"):
+        link = results / name
+        if not link.is_symlink():
+            link.symlink_to((branch.results / name).resolve())
+    rung = branch.rung(sha)
+    if branch.config.commits.engine:
+        from dsv4.commits.foreign import run_engine
+
+        run_engine(branch, rung, room, prompts)
+        return results / "variants" / rung.id
+    config = room / "config.yaml"
+    content = own_config(branch.config, room, rung.id, rung.plan, prompts)
+    config.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    command = [sys.executable, "-m", code.STAGE, "--config", str(config.resolve())]
+    command += ["--results", str(results.resolve()), "--variant", rung.id]
+    _start(command, room / "tree", branch.config.commits.timeout)
+    return results / "variants" / rung.id
+
+
+def own_config(
+    config: Config, room: Path, rung: str, plan: Plan, prompts: Sequence[str]
+) -> dict[str, object]:
+    """Configuration for a commit's code: keys that its schema has, and a ladder of one rung that is the whole plan.
+
+    Fields at their default are left out, so that code from before a field was made can be run.
+    """
+    values: dict[str, object] = {name: getattr(config, name) for name in ARGUMENTS}
+    values["checkpoint"] = str(config.checkpoint.resolve())
+    values["prompts"] = str(_prompt_file(config.prompts, room, prompts).resolve())
+    rung_set = {name: new for name, (_, new) in difference(Plan(), plan).items()}
+    values["ladder"] = {
+        rung: {"spine": True, "why": "the plan of this commit"} | ({"set": rung_set} if rung_set else {})
+    }
+    schema = room / "tree" / "rules" / "config.schema.yaml"
+    known = yaml.safe_load(schema.read_text(encoding="utf-8"))["properties"] if schema.is_file() else values
+    return {name: value for name, value in values.items() if name in known}
+
+
+def _prompt_file(path: Path, room: Path, prompts: Sequence[str]) -> Path:
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if [entry["id"] for entry in entries] == list(prompts):
+        return path
+    some = room / "prompts.yaml"
+    chosen = [entry for entry in entries if entry["id"] in prompts]
+    some.write_text(yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return some
+
+
+def _start(command: list[str], tree: Path, timeout: float) -> None:
+    """Run a commit's stage to its end; it ends with us, however we end."""
+    paths = [str(tree.resolve()), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    env = environment() | {"PYTHONPATH": os.pathsep.join(paths)}
+    process = subprocess.Popen(
+        command,
+        cwd=tree,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        preexec_fn=die_with_parent,
+    )
+    try:
+        _, said = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"it did not end within {timeout:g} s (commits.timeout in config.yaml)") from error
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise RunError(last_word(said, process.returncode, tree))
+
+
+def last_word(said: str, status: int, tree: Path) -> str:
+    """Last line of an error, and the file and line of the tree that it names last."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if status < 0:
+        return f"ended with signal {-status}; its last line: {lines[-1] if lines else 'none'}"
+    root, place = f"{tree.resolve()}{os.sep}", ""
+    for line in said.splitlines():
+        found = FRAME.match(line)
+        if found and found["file"].startswith(root):
+            place = f", {found['file'].removeprefix(root)}:{found['line']}"
+    return f"{lines[-1] if lines else f'exit status {status}, nothing said'}{place}"
