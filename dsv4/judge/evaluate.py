@@ -189,7 +189,7 @@ def _at_words(at: Mapping[str, Any]) -> str:
 
 def _outside(frame: pd.DataFrame) -> Iterator[Finding]:
     bad = select(frame, against="floor", verdict="outside")
-    bad = bad[bad["nonfinite"] == 0]  # those are a finding of their own
+    bad = bad[~(bad["nonfinite"] > 0)]  # those are a finding of their own; ids have no such number: NaN
     for (mode, layer, tap), rows in bad.groupby(["mode", "layer", "tap"], sort=False, observed=True):
         worst = rows.loc[rows["excess"].fillna(np.inf).idxmax()]
         text = (

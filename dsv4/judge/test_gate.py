@@ -117,6 +117,13 @@ def test_bad_choices_are_caught(audit, ids, says):
     assert any(says in reason for reason in verdict["reasons"])
 
 
+def test_valid_ids_that_are_not_the_plans_are_caught(audit):
+    fault = at("expert_ids", mode="isolated", phase="decode")(lambda x: (x + 1) % 8)
+    verdict = judged(audit, change=fault)
+    assert (verdict["culprit"]["layer"], verdict["culprit"]["tap"]) == (1, "expert_ids")
+    assert verdict["reasons"][0].startswith("layer 1, expert_ids (route) is not what the plan computes")
+
+
 def test_a_missing_tap_fails_unless_declared(audit):
     leave = lambda m, p, layer, tap, x: None if tap.name == "lse" and layer == 1 else x  # noqa: E731
     verdict = judged(audit, change=leave)
