@@ -6,6 +6,7 @@ floor of its plan must be there. It may be called from several processes at once
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -20,7 +21,7 @@ from dsv4.code_inputs import ROOT, closure
 from dsv4.commits import history
 from dsv4.commits.branch import Branch, default_rung, repository
 from dsv4.commits.confirm import confirm_by_aba
-from dsv4.commits.judge import Against, Measured, judge
+from dsv4.commits.judge import Against, Measured, judge, of_parent
 from dsv4.commits.run import Outcome, ensure
 from dsv4.commits.sites import moved
 from dsv4.config import Config, ConfigError, load
@@ -124,6 +125,7 @@ def _verdict(branch: Branch, sha: str, outcome: Outcome) -> dict[str, Any]:
     measured = Measured(branch, sha, first and first.sha, first and first.of)
     if measured.notes.error:
         return _does_not_run(branch, sha, f"its dumps cannot be compared: {measured.notes.error}")
+    _keep_findings(branch, sha, measured)
     confirm = confirm_by_aba(branch, sha, first.of) if first else None
     found = _about(branch, sha) | judge(branch, sha, measured, against, confirm)
     found |= {"against": first and first.sha, "dump_of": sha}
@@ -203,16 +205,15 @@ def _against(branch: Branch, sha: str, below: str) -> Against:
 def _findings(branch: Branch, sha: str) -> dict[tuple[str, str, int, str], Finding]:
     """What is wrong with a commit on its own, whatever it stands on; kept beside its dumps."""
     path, key = branch.folder(sha) / "findings.json", _key(branch, sha)
-    with FileLock(path.parent / ".findings.lock"):
-        known = json.loads(path.read_text()) if path.is_file() else {}
-        if known.get("key") != key:
-            own = Measured(branch, sha)
-            known = {"key": key, "findings": [_storable(f) for f in own.findings]}
-            write_json(path, known)
-    return {
-        (f.kind, f.mode, f.layer, f.tap): f
-        for f in (Finding(**each | {"size": float("inf")}) for each in known["findings"])
-    }
+    if not path.is_file() or json.loads(path.read_text())["key"] != key:
+        _keep_findings(branch, sha, Measured(branch, sha))
+    found = [Finding(**each, size=math.inf) for each in json.loads(path.read_text())["findings"]]
+    return {(f.kind, f.mode, f.layer, f.tap): f for f in found}
+
+
+def _keep_findings(branch: Branch, sha: str, measured: Measured) -> None:
+    own = [_storable(finding) for finding in measured.findings if not of_parent(finding)]
+    write_json(branch.folder(sha) / "findings.json", {"key": _key(branch, sha), "findings": own})
 
 
 def _storable(finding: Finding) -> dict[str, Any]:

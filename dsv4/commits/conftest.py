@@ -85,7 +85,7 @@ def write_config(folder: Path, repo: Path) -> Path:
     ]
     (folder / "prompts.yaml").write_text(yaml.safe_dump(prompts))
     content = {"checkpoint": str(folder / "model"), "prompts": str(folder / "prompts.yaml"), "seed": 0}
-    content |= {"decode_steps": 3, "prefill_rows": 4, "floor_draws": 8, "page_size": 16, "backend": "ref"}
+    content |= {"decode_steps": 4, "prefill_rows": 24, "floor_draws": 8, "page_size": 16, "backend": "ref"}
     content |= {"commits": {"repo": str(repo), "base": "base"}}
     content["ladder"] = {
         "P4": {"set": {"norm_quant": "fused"}, "spine": True, "why": "what the branch implements"},

@@ -119,7 +119,8 @@ def judge(
     if two:
         reasons = [two, *(reasons if status != State.PASS else [])]
         status = State.FAIL
-        verdict["culprit"] = verdict["culprit"] or _culprit(found_sites)
+        placed = verdict["culprit"] and verdict["culprit"]["mode"] == "isolated"
+        verdict["culprit"] = verdict["culprit"] if placed else _culprit(found_sites)
     elif wrong and not own:
         kind = kind if merge else "inherited"
         status, reasons = State.BLOCKED, [inherited[id(wrong[0])]]
@@ -132,16 +133,20 @@ def judge(
     return verdict
 
 
+def of_parent(finding: Finding) -> bool:
+    """Whether a finding is about what moved against the parent, not about the commit on its own."""
+    return finding.kind == "blast" or (finding.kind == "limit" and finding.limit.split(".")[-1] == "parent")
+
+
 def _counts(finding: Finding, merge: bool, against: list[Against], changed: bool) -> bool:
     """Whether a finding is about the commit and not about what a commit may do.
 
-    Without a changed field no stage is claimed, so the blast rule is that of sites. A budget against
+    Without a changed field no stage is claimed: what it may move is the rule of sites. A budget against
     the parent does not hold for a merge, which takes over what others paid, nor for what repairs a failure.
     """
     if finding.kind == "blast":
         return changed and not merge
-    of_parent = finding.kind == "limit" and finding.limit.split(".")[-1] == "parent"
-    return not (of_parent and (merge or (against and against[0].findings)))
+    return not of_parent(finding) or not (merge or (against and against[0].findings))
 
 
 def _inherited(finding: Finding, against: list[Against]) -> str:

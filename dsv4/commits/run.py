@@ -234,4 +234,5 @@ def last_word(said: str, status: int, tree: Path) -> str:
         found = FRAME.match(line)
         if found and found["file"].startswith(root):
             place = f", {found['file'].removeprefix(root)}:{found['line']}"
-    return f"{lines[-1] if lines else f'exit status {status}, nothing said'}{place}"
+    said = lines[-1].replace(root, "") if lines else f"exit status {status}, nothing said"
+    return f"{said}{place}"

@@ -116,12 +116,8 @@ def _units(file: str, old: Mapping[str, ast.AST], new: Mapping[str, ast.AST]) ->
     parts = Path(file).parts
     op = "/".join(parts[:2]) if parts[0] == "kernels" and len(parts) > 2 else ""
     for name in changed:
-        trees = [side[name] for side in (old, new) if name in side]
-        yield Unit(
-            op or f"{file}: {name}",
-            frozenset([name.rpartition(".")[2]]),
-            frozenset(name for tree in trees for name in _names(tree)),
-        )
+        mentions = _changed_names(old.get(name), new.get(name))
+        yield Unit(op or f"{file}: {name}", frozenset([name.rpartition(".")[2]]), frozenset(mentions))
     if not changed:
         yield Unit(op or file, frozenset(), frozenset())
 
@@ -153,6 +149,20 @@ def _collect(body: list[ast.stmt], prefix: str, found: dict[str, Any]) -> None:
             found[f"{prefix}{', '.join(ast.unparse(target) for target in targets)}"] = node
         elif not isinstance(node, ast.Import | ast.ImportFrom):
             found["other statements"].body.append(node)
+
+
+def _changed_names(old: ast.AST | None, new: ast.AST | None) -> set[str]:
+    """Names in what differs between two syntax trees, with the function of a call whose arguments differ."""
+    if old is None or new is None or type(old) is not type(new):
+        return {name for tree in (old, new) if tree for name in _names(tree)}
+    ours, theirs = list(ast.iter_child_nodes(old)), list(ast.iter_child_nodes(new))
+    if len(ours) != len(theirs):
+        return {*_names(old), *_names(new)}
+    differ = [pair for pair in zip(ours, theirs, strict=True) if ast.dump(pair[0]) != ast.dump(pair[1])]
+    if not differ:  # in a field that is no tree: a name, a number
+        return {*_names(old), *_names(new)}
+    found = {name for pair in differ for name in _changed_names(*pair)}
+    return found | ({*_names(old.func)} if isinstance(old, ast.Call) else set())
 
 
 def _names(tree: ast.AST) -> Iterable[str]:
