@@ -28,6 +28,7 @@ include: "rules/closure.smk"
 include: "rules/report.smk"
 include: "rules/build.smk"
 include: "rules/bench.smk"
+include: "rules/commits.smk"
 include: "rules/targets.smk"
 
 

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +28,14 @@ RULES = Path(__file__).resolve().parent.parent / "rules"
 HASH_WHOLE = 256 * 2**20  # bytes; of larger files samples are hashed, so that a start stays cheap
 SAMPLES, SAMPLE = 64, 64 * 2**10  # blocks a large file, bytes a block
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+OPTIONS = (
+    "base",
+    "head",
+    "repo",
+    "rung",
+    "tap",
+    "limit",
+)  # what `--config` may say: which commits, and for bisect what
 FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
 
 
@@ -216,6 +224,27 @@ def load(path: str | Path) -> Config:
         reference=reference,
         commits=_commits(path, content.get("commits", {}), ladder, engines),
     )
+
+
+def with_options(config: Config, options: Mapping[str, Any]) -> Config:
+    """The configuration with what was given as ``--config base=main head=my-branch``.
+
+    Raises
+    ------
+    ConfigError
+        Another name than :data:`OPTIONS`, or a rung that is not in the ladder.
+    """
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown:
+        raise ConfigError(
+            f"--config {unknown[0]}: is not read, the stages read a file: use --configfile;"
+            f" --config takes {', '.join(OPTIONS)}"
+        )
+    given = {name: str(options[name]) for name in ("base", "head", "rung") if options.get(name) is not None}
+    if given.get("rung", config.commits.rung) not in (None, *(rung.id for rung in config.ladder)):
+        raise ConfigError(f"--config rung={given['rung']}: no such rung; `python -m dsv4 ladder` lists them")
+    repo = Path(options["repo"]) if options.get("repo") else config.commits.repo
+    return replace(config, commits=replace(config.commits, **given, repo=repo))
 
 
 def _commits(

@@ -3,6 +3,7 @@ import hashlib
 import json
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -11,14 +12,18 @@ from dsv4 import config as configuration
 from dsv4 import preflight
 from dsv4.closure.tree import Tree
 from dsv4.code_inputs import closure, variant_code
+from dsv4.commits import history
+from dsv4.commits.branch import default_rung, repository
 from dsv4.engine.spec import identity
 from dsv4.judge.limits import LimitError, tightened
 from dsv4.plan import flatten
 
 try:
-    if workflow.config_settings.config:
-        raise configuration.ConfigError("--config is not read, the stages read a file: use --configfile")
+    OPTIONS = (
+        workflow.config_settings.config
+    )  # --config; all other settings stand in the file, which the stages read
     CONFIG = configuration.load(([*workflow.configfiles] or ["config.yaml"])[-1])
+    CONFIG = configuration.with_options(CONFIG, OPTIONS)
     VARIANTS = [variant.id for variant in CONFIG.ladder]
     PROMPTS = list(preflight.check(CONFIG))
     tightened(CONFIG.tighten)

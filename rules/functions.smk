@@ -171,3 +171,58 @@ def no_such_target(wildcards):
     raise WorkflowError(
         f"no variant or target {wildcards.name!r}; variants: {', '.join(VARIANTS)}; targets: all, reference, report, build, bench"
     )
+
+
+@cache
+def branch():
+    """Commits to judge, the base first, as dsv4.commits.history has them.
+
+    Raises towards Snakemake where base or head are missing, or no such commits.
+    """
+    asked = CONFIG.commits
+    if not (asked.base and asked.head):
+        raise WorkflowError("which commits? snakemake commits --config base=main head=my-branch")
+    try:
+        repo = repository(CONFIG)
+        return [
+            history.read(repo, history.resolve(repo, asked.base)),
+            *history.commits(repo, asked.base, asked.head),
+        ]
+    except configuration.ConfigError as error:
+        raise WorkflowError(str(error))
+
+
+def rung_of_commit(sha):
+    """Rung whose plan a commit implements; one that its trailer misspells has the default's floor, and says so."""
+    named = history.rung_of(repository(CONFIG), sha, default_rung(CONFIG))
+    return named if named in CONFIG.ladder else default_rung(CONFIG)
+
+
+def floor_of_commit(wildcards):
+    """Noise floor of a commit's plan; commits of one plan share it."""
+    return expand(
+        "<results>/floor/{variant}/{prompt}.h5", variant=rung_of_commit(wildcards.sha), prompt=PROMPTS
+    )
+
+
+def about_commit(wildcards):
+    """Options that a commit's verdict depends on; the base by its hash, so that a moved branch reruns nothing."""
+    base = branch()[0].sha if CONFIG.commits.base else ""
+    options = {"base": base, "repo": CONFIG.commits.repo, "rung": default_rung(CONFIG)}
+    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value)
+
+
+def about_branch(wildcards):
+    """Options of the whole branch."""
+    return f"{about_commit(wildcards)} --head {branch()[-1].sha}"
+
+
+def verdicts_of_commits(wildcards):
+    """Input function: the verdict of the base and of every commit."""
+    return expand("<results>/commits/{sha}/verdict.json", sha=[commit.sha for commit in branch()])
+
+
+def oldest_first(wildcards):
+    """Priority: a commit is compared with the one below it."""
+    order = [commit.sha for commit in branch()]
+    return len(order) - order.index(wildcards.sha) if wildcards.sha in order else 0

@@ -24,7 +24,7 @@ from dsv4.commits.confirm import confirm_by_aba
 from dsv4.commits.judge import Against, Measured, judge, of_parent
 from dsv4.commits.run import Outcome, ensure
 from dsv4.commits.sites import moved
-from dsv4.config import Config, ConfigError, load
+from dsv4.config import Config, ConfigError, load, with_options
 from dsv4.console import main_guard
 from dsv4.files import write_json
 from dsv4.judge.evaluate import Finding, place
@@ -256,14 +256,6 @@ def collect(results: Path, config: Config, base: str, head: str) -> dict[str, An
     }
 
 
-def with_options(config: Config, options: Mapping[str, Any]) -> Config:
-    """The configuration with ``commits.base`` and the like from the command line."""
-    given = {name: options[name] for name in ("base", "head", "rung") if options.get(name)}
-    if options.get("repo"):
-        given["repo"] = Path(options["repo"])
-    return replace(config, commits=replace(config.commits, **given))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge ``--commit``, or all and write ``commits.json``; exits 0 whatever it finds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -271,9 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, required=True, help="folder of the run, results/<run>")
     parser.add_argument("--commit", help="judge this one alone")
     for name in ("base", "head", "repo", "rung"):
-        parser.add_argument(f"--{name}")
+        parser.add_argument(f"--{name}", help="as in config.yaml: commits")
     options = parser.parse_args(arguments)
-    config = with_options(load(options.config), vars(options))
+    names = ("base", "head", "repo", "rung")
+    config = with_options(load(options.config), {name: getattr(options, name) for name in names})
     console = Console(stderr=True)
     if options.commit:
         _say(console, verdict(options.results, config, options.commit))

@@ -59,6 +59,7 @@ def render(audit: Audit, now: datetime | None = None) -> str:
     script, style = _sources()
     context: dict[str, Any] = {
         "audit": audit,
+        "macros": theme.MACROS,
         "title": title,
         "tone": tone,
         "summary": words.summary(audit),

@@ -78,6 +78,7 @@ DARK = {
     "x6": "#ff8d80",
     "none": "#1b232b",
 }
+MACROS = "macros.html.j2"  # what the pages' templates share; named here, so that the rules see the file
 FONT = "-apple-system, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace"
 TAPS = ["c0", "c1", "c2", "c3", "c4"]

@@ -1,0 +1,59 @@
+# base, head -> every commit's verdict, as many at once as there are cores -> commits.json -> its page.
+# A commit's job runs the commit's own code and keeps its dumps, so an edited judge judges again and runs nothing.
+
+
+rule commit:
+    input:
+        manifest="<results>/checkpoint.json",
+        prompts=str(CONFIG.prompts),
+        references=REFERENCE,
+        floor=floor_of_commit,
+        code=closure("dsv4.commits.audit"),
+    output:
+        verdict="<results>/commits/{sha}/verdict.json",
+    log:
+        "<logs>/commits/{sha}.log",
+    benchmark:
+        "<benchmarks>/commits/{sha}.tsv"
+    wildcard_constraints:
+        sha="[0-9a-f]{40}",
+    priority: oldest_first
+    params:
+        about=about_commit,
+        tighten=json.dumps(CONFIG.tighten, sort_keys=True),
+    shell:
+        'python -m dsv4.commits.audit --config "$config" --results "$results" --commit {wildcards.sha}'
+        " {params.about} 2>&1 | tee {log}"
+
+
+rule collect_commits:
+    input:
+        verdicts=verdicts_of_commits,
+        code=closure("dsv4.commits.audit"),
+    output:
+        commits="<results>/commits.json",
+    log:
+        "<logs>/commits.log",
+    params:
+        about=about_branch,
+    shell:
+        'python -m dsv4.commits.audit --config "$config" --results "$results" {params.about} 2>&1 | tee {log}'
+
+
+rule commits_page:
+    input:
+        commits="<results>/commits.json",
+        code=closure("dsv4.report.commits"),
+    output:
+        page="reports/commits.html",
+    log:
+        "<logs>/commits_page.log",
+    params:
+        run=RUN,
+    shell:
+        'python -m dsv4.report.commits --results "$results" 2>&1 | tee {log}'
+
+
+rule commits:
+    input:
+        "reports/commits.html",
