@@ -47,7 +47,8 @@ def git(repo: Path, *arguments: str) -> str:
     ConfigError
         Git refused; with its own words.
     """
-    command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(repo), *arguments]
+    settings = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
+    command = ["git", *settings, "-C", str(repo), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment())
     if done.returncode:
         raise ConfigError(f"{repo}: git {arguments[0]}: {done.stderr.strip() or f'exit {done.returncode}'}")
@@ -99,8 +100,8 @@ def is_ancestor(repo: Path, sha: str, of: str) -> bool:
 
 def rung_of(repo: Path, sha: str, default: str) -> str:
     """Rung whose plan a commit implements: the nearest trailer of the commit and its first parents, or ``default``."""
-    marked = _log(repo, "--first-parent", "-1", f"--grep=^{TRAILER}:", sha)
-    return marked[0].rung or default if marked else default
+    named = _log(repo, "--first-parent", f"--grep=^{TRAILER}:", sha)  # in any line, a trailer or not
+    return next((commit.rung for commit in named if commit.rung), default)
 
 
 def _log(repo: Path, *arguments: str) -> list[Commit]:

@@ -36,8 +36,7 @@ def checked_out(repo: Path, sha: str, results: Path) -> Iterator[Path]:
     remove_abandoned(results)
     folder = results / TREES / f"{sha[:10]}-{secrets.token_hex(4)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(_lock(folder))
-    with lock:
+    with _held(_lock(folder)):
         try:
             folder.mkdir()
             tree = folder / "tree"
@@ -52,7 +51,7 @@ def checked_out(repo: Path, sha: str, results: Path) -> Iterator[Path]:
                 str(tree.resolve()),
             )
             git(repo, *clone)
-            git(tree, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", sha)
+            git(tree, "checkout", "--quiet", "--detach", sha)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -72,6 +71,16 @@ def remove_abandoned(results: Path) -> list[str]:
         except Timeout:  # its owner lives
             continue
     return gone
+
+
+def _held(path: Path) -> FileLock:
+    """The lock of a new tree, taken; again if another start removed its file before it was ours."""
+    while True:
+        lock = FileLock(path)
+        lock.acquire()
+        if path.exists():
+            return lock
+        lock.release()
 
 
 def _lock(folder: Path) -> Path:
