@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from dsv4.commits.history import git
 
@@ -73,14 +73,13 @@ def remove_abandoned(results: Path) -> list[str]:
     return gone
 
 
-def _held(path: Path) -> FileLock:
+def _held(path: Path) -> AcquireReturnProxy:
     """The lock of a new tree, taken; again if another start removed its file before it was ours."""
     while True:
-        lock = FileLock(path)
-        lock.acquire()
+        held = FileLock(path).acquire()
         if path.exists():
-            return lock
-        lock.release()
+            return held
+        held.lock.release()
 
 
 def _lock(folder: Path) -> Path:
