@@ -247,6 +247,13 @@ def with_options(config: Config, options: Mapping[str, Any]) -> Config:
     return replace(config, commits=replace(config.commits, **given, repo=repo))
 
 
+def commit_words(config: Config) -> list[str]:
+    """Options of a command line that say which commits: ``--base main --head my-branch``."""
+    names = ("base", "head", "repo", "rung")
+    given = {name: getattr(config.commits, name) for name in names}
+    return [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+
+
 def _commits(
     path: Path, content: Mapping[str, Any], ladder: Ladder, engines: Mapping[str, Engine]
 ) -> Commits:

@@ -40,8 +40,11 @@ class Variant:
     parent : the variant that it stands on; None for the bottom of the ladder.
     plan : its numerics; of an engine what it claims, so that its floor and limits are known.
     engine : the engine in ``config.yaml`` that runs it, or None: this project's own model.
+    commit : the commit whose own code runs it, or None. What stands on it runs on that commit too, until
+        another is named.
     change : ``{field: (from, to)}`` against the parent: exactly one entry, none at the bottom. For another
-        engine than the parent's that entry is ``engine``, whatever plan it claims.
+        engine than the parent's that entry is ``engine``, whatever plan it claims; for another commit of
+        the same plan it is ``commit``.
     spine : stacked and enforced, or a leaf that is only tried and reported.
     needs : variants that must be among the ancestors.
     on_request : not part of ``all``; run by naming it.
@@ -52,6 +55,7 @@ class Variant:
     parent: str | None
     plan: Plan
     engine: str | None = None
+    commit: str | None = None
     change: Mapping[str, tuple[str, str]]
     spine: bool
     needs: tuple[str, ...]
@@ -64,7 +68,7 @@ class Ladder:
 
     Parameters
     ----------
-    rungs : mapping of variant id to ``{parent, set, engine, spine, needs, on_request, why}``.
+    rungs : mapping of variant id to ``{parent, set, engine, commit, spine, needs, on_request, why}``.
     engines : names that ``engine`` may have.
 
     Raises
@@ -109,14 +113,21 @@ class Ladder:
             plan = change(base.plan, values) if base else unflatten(values)
         except ValueError as error:
             raise LadderError(f"ladder.{name}.set: {error}") from error
-        engine = rung.get("engine", base.engine if base else None)
+        engine = rung.get("engine", base.engine if base and "commit" not in rung else None)
         if engine is not None and engine not in self._engines:
             raise LadderError(
                 f"ladder.{name}.engine = {engine!r}: no such engine; engines: {', '.join(self._engines) or 'none'}"
             )
+        commit = rung.get("commit", base.commit if base and "engine" not in rung else None)
+        if commit and engine:
+            raise LadderError(
+                f"ladder.{name}: runs on engine {engine} or on the code of commit {commit}, not on both"
+            )
         changed = difference(base.plan, plan) if base else {}
         if base and engine != base.engine:
             changed = {"engine": (base.engine or OWN, engine or OWN)}
+        elif base and commit and commit != base.commit and not changed:
+            changed = {"commit": (base.commit or OWN, commit or OWN)}
         if base and len(changed) != 1:
             listed = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items()) or "nothing"
             raise LadderError(
@@ -138,6 +149,7 @@ class Ladder:
             parent=parent,
             plan=plan,
             engine=engine,
+            commit=commit,
             change=changed,
             spine=spine,
             needs=needs,

@@ -51,7 +51,7 @@ def test_the_committed_configuration_loads(written):
         (
             "    spine: true",
             "    spin: true",
-            "ladder.B0_unfused: unknown key 'spin'; keys: parent, set, engine, spine",
+            "ladder.B0_unfused: unknown key 'spin'; keys: parent, set, ",
         ),
         ("  P4:", "  p4:", "ladder: name 'p4' must match"),
         (

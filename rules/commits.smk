@@ -19,11 +19,11 @@ rule commit:
         sha="[0-9a-f]{40}",
     priority: oldest_first
     params:
-        about=about_commit,
+        plan=plan_of_commit,
         tighten=json.dumps(CONFIG.tighten, sort_keys=True),
     shell:
         'python -m dsv4.commits.audit --config "$config" --results "$results" --commit {wildcards.sha}'
-        " {params.about} 2>&1 | tee {log}"
+        ' "${{commits[@]}}" 2>&1 | tee {log}'
 
 
 rule collect_commits:
@@ -35,9 +35,9 @@ rule collect_commits:
     log:
         "<logs>/commits.log",
     params:
-        about=about_branch,
+        commits=shas,
     shell:
-        'python -m dsv4.commits.audit --config "$config" --results "$results" {params.about} 2>&1 | tee {log}'
+        'python -m dsv4.commits.audit --config "$config" --results "$results" "${{commits[@]}}" 2>&1 | tee {log}'
 
 
 rule commits_page:

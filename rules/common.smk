@@ -19,11 +19,8 @@ from dsv4.judge.limits import LimitError, tightened
 from dsv4.plan import flatten
 
 try:
-    OPTIONS = (
-        workflow.config_settings.config
-    )  # --config; all other settings stand in the file, which the stages read
-    CONFIG = configuration.load(([*workflow.configfiles] or ["config.yaml"])[-1])
-    CONFIG = configuration.with_options(CONFIG, OPTIONS)
+    FILE = configuration.load(([*workflow.configfiles] or ["config.yaml"])[-1])  # what the stages read
+    CONFIG = configuration.with_options(FILE, workflow.config_settings.config)  # and which commits: --config
     VARIANTS = [variant.id for variant in CONFIG.ladder]
     PROMPTS = list(preflight.check(CONFIG))
     tightened(CONFIG.tighten)
@@ -41,7 +38,8 @@ shell.prefix(
     f" PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH;"
     # glibc gives large blocks back at once and takes them again: a fifth of a stage's time in page faults.
     " export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=2000000000;"
-    f" config={shlex.quote(str(CONFIG.path))}; results={RESULTS}; "
+    f" config={shlex.quote(str(CONFIG.path))}; results={RESULTS};"
+    f" commits=({shlex.join(configuration.commit_words(CONFIG))}); "
 )
 
 

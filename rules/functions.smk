@@ -32,9 +32,11 @@ def plan(wildcards):
 
 
 def engine(wildcards):
-    """What the variant's engine is, so that an edit of it reruns just the rungs on it; nothing on the own model."""
-    name = CONFIG.ladder[wildcards.variant].engine
-    return identity(CONFIG.engines[name]) if name else ""
+    """What runs the variant, so that an edit reruns just the rungs on it: an engine, a commit; "" for the own model."""
+    rung = CONFIG.ladder[wildcards.variant]
+    if rung.commit:
+        return history.resolve(repository(CONFIG), rung.commit)
+    return identity(CONFIG.engines[rung.engine]) if rung.engine else ""
 
 
 def foreign_reference(wildcards):
@@ -140,9 +142,9 @@ def before(variant):
 
 
 def timed(wildcards, input):
-    """Ids of the variants that were judged, without those on engines: their steps are their own to time."""
-    names = [path.stem for path in map(Path, input) if path.parent.name == "gates"]
-    return [name for name in names if CONFIG.ladder[name].engine is None]
+    """Ids of the variants that were judged, without those on engines or commits: their steps are not timed as ours."""
+    rungs = [CONFIG.ladder[path.stem] for path in map(Path, input) if path.parent.name == "gates"]
+    return [rung.id for rung in rungs if rung.engine is None and rung.commit is None]
 
 
 def plans(wildcards, input):
@@ -205,24 +207,23 @@ def floor_of_commit(wildcards):
     )
 
 
-def about_commit(wildcards):
-    """Options that a commit's verdict depends on; the base by its hash, so that a moved branch reruns nothing."""
-    base = branch()[0].sha if CONFIG.commits.base else ""
-    options = {"base": base, "repo": CONFIG.commits.repo, "rung": default_rung(CONFIG)}
-    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value)
+def plan_of_commit(wildcards):
+    """What a commit's verdict rests on beside its code: its plan, and whether it is compared with another commit."""
+    plan = flatten(CONFIG.ladder[rung_of_commit(wildcards.sha)].plan)
+    return json.dumps([plan, wildcards.sha == branch()[0].sha if CONFIG.commits.base else False])
 
 
-def about_branch(wildcards):
-    """Options of the whole branch."""
-    return f"{about_commit(wildcards)} --head {branch()[-1].sha}"
+def shas(wildcards=None):
+    """Hashes of the base and of every commit."""
+    return [commit.sha for commit in branch()]
 
 
 def verdicts_of_commits(wildcards):
     """Input function: the verdict of the base and of every commit."""
-    return expand("<results>/commits/{sha}/verdict.json", sha=[commit.sha for commit in branch()])
+    return expand("<results>/commits/{sha}/verdict.json", sha=shas())
 
 
 def oldest_first(wildcards):
     """Priority: a commit is compared with the one below it."""
-    order = [commit.sha for commit in branch()]
+    order = shas()
     return len(order) - order.index(wildcards.sha) if wildcards.sha in order else 0

@@ -39,6 +39,9 @@ COPIED += [
         "salvage",
         "code_inputs",
         "archived",
+        "commits/__init__",
+        "commits/branch",
+        "commits/history",
     )
 ]
 COPIED += [
@@ -56,6 +59,7 @@ STAGES += [
     "judge.enforce",
 ]
 STAGES += ["casts", "report"]
+STAGES += ["commits.audit", "report.commits"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
     **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor", "noise")},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import h5py
 
-from dsv4.commits.branch import Branch
+from dsv4.commits.branch import Job
 from dsv4.dump import DumpError, DumpReader
 from dsv4.plan import Plan, flatten
 from dsv4.stored import publish
@@ -15,11 +15,11 @@ from dsv4.taps import BY_NAME
 TAPS = "dsv4/taps.py"
 
 
-class AdoptError(ValueError):
-    """Dumps that are not this commit's, or not there; the message names the file and what was found."""
+class RunError(ValueError):
+    """A commit that does not run, or gives no dumps of its own; the message is its last word and where it fell."""
 
 
-def adopt(branch: Branch, sha: str, tree: Path, made: Path, target: Path) -> None:
+def adopt(job: Job, tree: Path, made: Path, target: Path) -> None:
     """Move the dumps of every prompt to ``target``.
 
     A dump gets the commit's name, the whole plan as today's code writes it, and as declared missing
@@ -27,42 +27,42 @@ def adopt(branch: Branch, sha: str, tree: Path, made: Path, target: Path) -> Non
 
     Raises
     ------
-    AdoptError
+    RunError
         A dump is missing, of another schema, model or prompt, or was not made by this commit's code.
     """
     target.mkdir(parents=True, exist_ok=True)
-    for prompt in branch.prompts:
+    for prompt in job.prompts:
         path = made / f"{prompt}.h5"
         try:
-            unknown = _checked(branch, sha, tree, path, prompt)
+            unknown = _checked(job, tree, path, prompt)
             with h5py.File(path, "r+") as file:
-                file.attrs["variant"] = branch.commit(sha).short
-                file.attrs["plan"] = json.dumps(flatten(branch.rung(sha).plan))
+                file.attrs["variant"] = job.name
+                file.attrs["plan"] = json.dumps(flatten(job.rung.plan))
                 if unknown:
                     file.attrs["declared_missing"] = json.dumps(unknown)
         except DumpError as error:
-            raise AdoptError(f"no dump that can be read: {error}".replace(f"{made}/", "")) from error
+            raise RunError(f"no dump that can be read: {error}".replace(f"{made}/", "")) from error
         publish(path, target / path.name)
 
 
-def _checked(branch: Branch, sha: str, tree: Path, path: Path, prompt: str) -> list[str]:
+def _checked(job: Job, tree: Path, path: Path, prompt: str) -> list[str]:
     """Refuse a dump of something else; return taps that the commit's code does not know."""
-    with DumpReader(branch.results / "reference" / f"{prompt}.h5") as reference:
+    with DumpReader(job.results / "reference" / f"{prompt}.h5") as reference:
         expected = {name: reference.attrs[name] for name in ("checkpoint", "prompt")} | {"kind": "variant"}
     with DumpReader(path, expected) as dump:
         error = dump.attrs.get("error")
         plan, declared = dump.attrs["plan"], dump.attrs.get("declared_missing", [])
         ran = dump.attrs.get("commit"), dump.attrs.get("dirty")
     if error:
-        raise AdoptError(str(error))
-    if ran != (sha, False):
-        raise AdoptError(
-            f"{path.name}: made by the code of {ran[0]}, not of {sha}: is another install in front of it?"
+        raise RunError(str(error))
+    if ran != (job.sha, False):
+        raise RunError(
+            f"{path.name}: made by the code of {ran[0]}, not of {job.sha}: is another install in front of it?"
         )
-    wanted, defaults = flatten(branch.rung(sha).plan), flatten(Plan())
+    wanted, defaults = flatten(job.rung.plan), flatten(Plan())
     for name, value in wanted.items():
         if plan.get(name, defaults[name]) != value:
-            raise AdoptError(f"{path.name}: its plan has {name} = {plan.get(name, 'nothing')}, not {value}")
+            raise RunError(f"{path.name}: its plan has {name} = {plan.get(name, 'nothing')}, not {value}")
     return sorted({*declared, *_unknown(tree)})
 
 

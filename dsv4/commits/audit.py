@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from dsv4.code_inputs import ROOT, closure
 from dsv4.commits import history
-from dsv4.commits.branch import Branch, default_rung, repository
+from dsv4.commits.branch import Branch, TrailerError, default_rung, repository
 from dsv4.commits.confirm import confirm_by_aba
 from dsv4.commits.judge import Against, Measured, judge, of_parent
 from dsv4.commits.run import Outcome, ensure
@@ -28,9 +28,10 @@ from dsv4.config import Config, ConfigError, load, with_options
 from dsv4.console import main_guard
 from dsv4.files import write_json
 from dsv4.judge.evaluate import Finding, place
-from dsv4.judge.gate import SCHEMA, header, judged
+from dsv4.judge.gate import SCHEMA
 from dsv4.ladder import State
 from dsv4.plan import flatten
+from dsv4.taps import MODEL
 
 # Of a verdict, as gates.json has it; a commit that does not run has no value for them.
 NUMBERS = (
@@ -68,35 +69,38 @@ def verdict(results: Path, config: Config, sha: str) -> dict[str, Any]:
         No such commit, no reference or no floor yet; names what to run.
     """
     sha = history.resolve(repository(config), sha)
-    branch = Branch.of(results, config, sha)
+    return _cached(Branch.of(results, config, sha), sha)
+
+
+def _cached(branch: Branch, sha: str) -> dict[str, Any]:
     path = branch.folder(sha) / "verdict.json"
-    try:
-        key = _key(branch, sha)
-    except ConfigError as error:
-        if history.TRAILER not in str(error):
-            raise
-        return _does_not_run(branch, sha, str(error))
-    _need_floor(branch, sha)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.parent / ".verdict.lock"):
-        if path.is_file() and (known := json.loads(path.read_text())).get("key") == key:
+        key = _key(branch, sha)
+        if key and path.is_file() and (known := json.loads(path.read_text())).get("key") == key:
             return known
-        found = _verdict(branch, sha, ensure(branch, sha)) | {"key": key}
+        found = _verdict(branch, sha) | {"key": key}
         write_json(path, found)
         return found
 
 
 def _key(branch: Branch, sha: str) -> str:
-    """What a verdict rests on beside the commit and its run: the judge's code, the configuration, the ground."""
+    """What a verdict rests on beside the commit and its run: the judge's code, the configuration, what is ground.
+
+    "" if the commit's plan is unknown.
+    """
     config = branch.config
     more = {
         "judge": _judge_sha256(),
         "tighten": dict(config.tighten),
-        "base": branch.base,
+        "ground": [branch.ground(each) for each in (sha, *branch.commit(sha).parents)],
         "draws": [config.seed, config.floor_draws],
         "ladder": len(config.ladder.default()),
     }
-    return branch.key(sha, **more)
+    try:
+        return branch.key(sha, **more)
+    except TrailerError:
+        return ""
 
 
 @cache
@@ -114,9 +118,11 @@ def _need_floor(branch: Branch, sha: str) -> None:
             raise ConfigError(f"{path}: no noise floor yet; run `snakemake {path}` first")
 
 
-def _verdict(branch: Branch, sha: str, outcome: Outcome) -> dict[str, Any]:
+def _verdict(branch: Branch, sha: str) -> dict[str, Any]:
+    outcome = ensure(branch, sha)
     if outcome.state == "failed":
         return _does_not_run(branch, sha, f"does not run: {outcome.error}")
+    _need_floor(branch, sha)
     if outcome.state == "equal":
         return _about(branch, sha) | _proved(branch, sha, outcome)
     below = [] if branch.ground(sha) else _below(branch, sha)
@@ -160,7 +166,7 @@ def _does_not_run(branch: Branch, sha: str, reason: str) -> dict[str, Any]:
     commit = branch.commit(sha)
     try:
         about = _about(branch, sha)
-    except ConfigError:  # its trailer names no rung
+    except TrailerError:
         about = {
             "id": commit.short,
             "commit": sha,
@@ -221,25 +227,28 @@ def _storable(finding: Finding) -> dict[str, Any]:
 
 
 def _proved(branch: Branch, sha: str, outcome: Outcome) -> dict[str, Any]:
-    """Verdict of a commit whose running code is a parent's: nothing was run, its numbers are the parent's."""
-    own = Measured(branch, outcome.of)
-    found = judged(own.config, own.variant, own.frame, own.notes, own.findings)
-    parents = branch.commit(sha).parents
+    """Verdict of a commit whose running code is a parent's: nothing was run, its numbers are the other's."""
+    other = _cached(branch, outcome.of)
+    taps = (other["taps"] or [0])[0]
+    merge = len(branch.commit(sha).parents) > 1
     proof = f"proved: the {outcome.files} files that run are equal to {outcome.of[:10]}'s"
-    found |= header(replace(own.variant, id=branch.commit(sha).short, parent=outcome.of[:10], why=""))
-    found |= {"against": outcome.of, "dump_of": outcome.of, "commit": sha}
-    found["vs_parent"] = {"taps_changed": 0, "of": found["taps"][0], "bit_equal": True, "rel_l2_max": None}
+    found = other | _about(branch, sha) | {"kind": "merge" if merge else "no_numerics", "why": ""}
+    found |= {"parent": other["id"], "change": {}, "against": outcome.of, "dump_of": outcome.of}
+    found["vs_parent"] = {"taps_changed": 0, "of": taps, "bit_equal": True, "rel_l2_max": None}
     found["vs_parent"] |= {"codes_changed": {}, "worst": None}
-    found["kind"] = "merge" if len(parents) > 1 else "no_numerics"
-    if own.findings:
-        first = own.findings[0]
-        where = place(first.layer, first.tap)
-        found["kind"] = found["kind"] if len(parents) > 1 else "inherited"
-        return found | {
-            "status": State.BLOCKED,
-            "reasons": [f"stands on {outcome.of[:10]}, which fails at {where}; {proof}"],
-        }
-    return found | {"status": found["status"], "reasons": [proof]}
+    if other["findings"]:
+        kind = "merge" if merge else "inherited"
+        stands = f"stands on {outcome.of[:10]}, which fails at {_where(other['findings'][0])}"
+        found |= {"status": State.BLOCKED, "reasons": [f"{stands}; {proof}"], "kind": kind}
+        return found | {"findings": other["findings"]}
+    if other["status"] == State.CANNOT_MEASURE:
+        return found | {"reasons": [*other["reasons"], proof]}
+    return found | {"status": State.PASS, "reasons": [proof], "culprit": None, "confirmed": None}
+
+
+def _where(finding: Sequence[Any]) -> str:
+    _, _, layer, tap = finding
+    return place(-1 if layer == MODEL else layer, tap)
 
 
 def collect(results: Path, config: Config, base: str, head: str) -> dict[str, Any]:

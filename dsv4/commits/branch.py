@@ -16,6 +16,37 @@ from dsv4.plan import flatten
 from dsv4.prompts import load_prompts
 
 
+class TrailerError(ConfigError):
+    """A commit whose trailer names no rung of the ladder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A commit's code that is to be run.
+
+    Attributes
+    ----------
+    config : the audit's configuration.
+    results : ``results/<run>``, with the references.
+    repo : the commit's repository.
+    sha : its hash.
+    rung : whose plan it implements.
+    name : what its dumps are to be called.
+    """
+
+    config: Config
+    results: Path
+    repo: Path
+    sha: str
+    rung: Variant
+    name: str
+
+    @cached_property
+    def prompts(self) -> list[str]:
+        """Ids of the prompts."""
+        return [prompt.id for prompt in load_prompts(self.config.prompts)]
+
+
 @dataclass(frozen=True)
 class Branch:
     """A repository's commits as variants of an audit.
@@ -60,6 +91,23 @@ class Branch:
         """Where a commit's dumps and verdict lie."""
         return self.results / "commits" / sha
 
+    def job(self, sha: str) -> Job:
+        """What is run of a commit.
+
+        Raises
+        ------
+        TrailerError
+            See :meth:`rung`.
+        """
+        return Job(
+            config=self.config,
+            results=self.results,
+            repo=self.repo,
+            sha=sha,
+            rung=self.rung(sha),
+            name=self.commit(sha).short,
+        )
+
     def ground(self, sha: str) -> bool:
         """Whether a commit is the base or below it."""
         return _below(self.repo, sha, self.base)
@@ -69,13 +117,15 @@ class Branch:
 
         Raises
         ------
-        ConfigError
+        TrailerError
             A trailer names a rung that the ladder does not have.
         """
         name = _rung(self.repo, sha, default_rung(self.config))
         if name not in self.config.ladder:
             known = ", ".join(rung.id for rung in self.config.ladder)
-            raise ConfigError(f"{history.TRAILER}: {name}: no such rung; rungs: {known}")
+            raise TrailerError(
+                f"its plan is unknown: {history.TRAILER}: {name}: no such rung; rungs: {known}"
+            )
         return self.config.ladder[name]
 
     def floor(self, sha: str) -> Path:

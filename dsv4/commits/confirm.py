@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from dsv4.commits.adopt import RunError
 from dsv4.commits.branch import Branch
-from dsv4.commits.run import RunError, run_tree
+from dsv4.commits.run import run_tree
 from dsv4.commits.tree import checked_out
 from dsv4.dump import DumpError, DumpReader
 from dsv4.judge.evaluate import Finding
@@ -41,7 +42,7 @@ def _compared(branch: Branch, sha: str, against: str, at: tuple[str, Layer, str]
         own = [_again(branch, sha, room, at) for _ in range(2)]
     with checked_out(branch.repo, against, branch.results) as room:
         other = _again(branch, against, room, at)
-    stored, before = (_tap(branch.folder(each) / f"{prompt}.h5", layer, tap) for each in (sha, against))
+    stored, before = (tap_of(branch.folder(each) / f"{prompt}.h5", layer, tap) for each in (sha, against))
     truth = _reference(branch, prompt, layer, tap)
     repeat, reapply, revert = (
         same_bytes(own[0], stored),
@@ -61,10 +62,17 @@ def _compared(branch: Branch, sha: str, against: str, at: tuple[str, Layer, str]
 
 def _again(branch: Branch, sha: str, room: Path, at: tuple[str, Layer, str]) -> np.ndarray:
     prompt, layer, tap = at
-    return _tap(run_tree(branch, sha, room, [prompt]) / f"{prompt}.h5", layer, tap)
+    return tap_of(run_tree(branch.job(sha), room, [prompt]) / f"{prompt}.h5", layer, tap)
 
 
-def _tap(path: Path, layer: Layer, tap: str, mode: str = "isolated") -> np.ndarray:
+def tap_of(path: Path, layer: Layer, tap: str, mode: str = "isolated") -> np.ndarray:
+    """One tap of a dump, prefill and decode together: (rows or entries, ...).
+
+    Raises
+    ------
+    DumpError
+        No such dump, or it does not hold the tap.
+    """
     with DumpReader(path) as dump:
         phases = [phase for phase in PHASES if dump.has(mode, phase, layer, tap)]
         if not phases:
@@ -74,4 +82,4 @@ def _tap(path: Path, layer: Layer, tap: str, mode: str = "isolated") -> np.ndarr
 
 def _reference(branch: Branch, prompt: str, layer: Layer, tap: str) -> np.ndarray | None:
     name = BY_NAME[tap].reference
-    return _tap(branch.results / "reference" / f"{prompt}.h5", layer, name, "compounded") if name else None
+    return tap_of(branch.results / "reference" / f"{prompt}.h5", layer, name, "compounded") if name else None

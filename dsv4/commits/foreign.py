@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dsv4.commits.branch import Branch
+from dsv4.commits.branch import Job
 from dsv4.engine.variant import write_engine_variant
-from dsv4.ladder import Ladder, Variant
+from dsv4.ladder import Ladder
 from dsv4.run.setup import prepare
 
 
-def run_engine(branch: Branch, rung: Variant, room: Path, prompts: Sequence[str]) -> None:
+def run_engine(job: Job, room: Path, prompts: Sequence[str]) -> None:
     """Write the dumps of some prompts below ``room/results``; what the engine did wrong stands in them."""
-    name = branch.config.commits.engine
+    name = job.config.commits.engine
     assert name is not None
-    engine = replace(branch.config.engines[name], repo=(room / "tree").resolve(), dump=None)
-    variant = replace(rung, parent=None, change={}, engine=name)
-    setup = prepare(branch.config.path, room / "results")
-    config = replace(branch.config, engines={name: engine}, ladder=Ladder.of([variant]))
+    engine = replace(job.config.engines[name], repo=(room / "tree").resolve(), dump=None)
+    variant = replace(job.rung, parent=None, change={}, engine=name)
+    setup = prepare(job.config.path, room / "results")
+    config = replace(job.config, engines={name: engine}, ladder=Ladder.of([variant]))
     tokens = {prompt: setup.tokens[prompt] for prompt in prompts}
     write_engine_variant(replace(setup, config=config, tokens=tokens), variant)

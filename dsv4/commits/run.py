@@ -14,11 +14,11 @@ import yaml
 from filelock import FileLock
 
 from dsv4.commits import code
-from dsv4.commits.adopt import AdoptError, adopt
-from dsv4.commits.branch import Branch
+from dsv4.commits.adopt import RunError, adopt
+from dsv4.commits.branch import Branch, Job, TrailerError
 from dsv4.commits.history import environment, git
 from dsv4.commits.tree import checked_out
-from dsv4.config import Config, backend_of
+from dsv4.config import backend_of
 from dsv4.files import write_json
 from dsv4.plan import Plan, difference
 from kernels.process import die_with_parent
@@ -58,22 +58,21 @@ class Outcome:
     seconds: float = 0.0
 
 
-class RunError(ValueError):
-    """A commit that does not run; the message is its last word and where it fell."""
-
-
 def ensure(branch: Branch, sha: str) -> Outcome:
     """Run a commit unless it ran before or is proved to be its parent's code.
 
     Raises
     ------
     ConfigError
-        No reference, an unknown rung, or git refuses.
+        No reference, or git refuses.
     """
     folder = branch.folder(sha)
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".run.lock"):
+    try:
         key, path = branch.key(sha), folder / "run.json"
+    except TrailerError as error:
+        return Outcome(state="failed", of="", key="", error=str(error))
+    with FileLock(folder / ".run.lock"):
         known = _known(path, key)
         if known and (known.state != "equal" or not branch.ground(sha)):
             return known
@@ -93,15 +92,13 @@ def _proved(branch: Branch, sha: str) -> Outcome | None:
     """The outcome of a parent whose plan and running code this commit has, or None."""
     own = fingerprint(branch, sha)
     for parent in branch.commit(sha).parents:
-        if own is None or own != fingerprint(branch, parent):
-            continue
-        if branch.rung(parent).plan == branch.rung(sha).plan:
-            below = ensure(branch, parent)
+        below = ensure(branch, parent) if own and own == fingerprint(branch, parent) else None
+        if below and below.key and branch.rung(parent).plan == branch.rung(sha).plan:
             return Outcome(
                 state="failed" if below.state == "failed" else "equal",
                 of=below.of,
                 key=branch.key(sha),
-                files=len(own),
+                files=len(own or ()),
                 error=below.error and f"{below.error} (as {parent[:10]}, whose code it is)",
             )
     return None
@@ -126,10 +123,8 @@ def _run(branch: Branch, sha: str) -> Outcome:
     started = time.monotonic()
     error = ""
     try:
-        with checked_out(branch.repo, sha, branch.results) as room:
-            made = run_tree(branch, sha, room, branch.prompts)
-            adopt(branch, sha, room / "tree", made, branch.folder(sha))
-    except (RunError, AdoptError) as caught:
+        run_and_adopt(branch.job(sha), branch.folder(sha))
+    except RunError as caught:
         error = str(caught)
     return Outcome(
         state="failed" if error else "ran",
@@ -140,7 +135,19 @@ def _run(branch: Branch, sha: str) -> Outcome:
     )
 
 
-def run_tree(branch: Branch, sha: str, room: Path, prompts: Sequence[str]) -> Path:
+def run_and_adopt(job: Job, target: Path) -> None:
+    """Run a commit's code in a tree of its own and move its dumps to ``target``.
+
+    Raises
+    ------
+    RunError
+        See :func:`run_tree` and :func:`dsv4.commits.adopt.adopt`.
+    """
+    with checked_out(job.repo, job.sha, job.results) as room:
+        adopt(job, room / "tree", run_tree(job, room, job.prompts), target)
+
+
+def run_tree(job: Job, room: Path, prompts: Sequence[str]) -> Path:
     """Run the code in ``room/tree`` on some prompts; return the folder of its dumps.
 
     Raises
@@ -153,36 +160,34 @@ def run_tree(branch: Branch, sha: str, room: Path, prompts: Sequence[str]) -> Pa
     for name in ("reference", "plain", "checkpoint.json"):
         link = results / name
         if not link.is_symlink():
-            link.symlink_to((branch.results / name).resolve())
-    rung = branch.rung(sha)
-    if branch.config.commits.engine:
+            link.symlink_to((job.results / name).resolve())
+    made = results / "variants" / job.rung.id
+    if job.config.commits.engine:
         from dsv4.commits.foreign import run_engine
 
-        run_engine(branch, rung, room, prompts)
-        return results / "variants" / rung.id
+        run_engine(job, room, prompts)
+        return made
     config = room / "config.yaml"
-    content = own_config(branch.config, room, rung.id, rung.plan, prompts)
+    content = own_config(job, room, prompts)
     config.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", code.STAGE, "--config", str(config.resolve())]
-    command += ["--results", str(results.resolve()), "--variant", rung.id]
-    _start(command, room / "tree", branch.config.commits.timeout)
-    return results / "variants" / rung.id
+    command += ["--results", str(results.resolve()), "--variant", job.rung.id]
+    _start(command, room / "tree", job.config.commits.timeout)
+    return made
 
 
-def own_config(
-    config: Config, room: Path, rung: str, plan: Plan, prompts: Sequence[str]
-) -> dict[str, object]:
+def own_config(job: Job, room: Path, prompts: Sequence[str]) -> dict[str, object]:
     """Configuration for a commit's code: keys that its schema has, and a ladder of one rung that is the whole plan.
 
     Fields at their default are left out, so that code from before a field was made can be run.
     """
+    config = job.config
     values: dict[str, object] = {name: getattr(config, name) for name in ARGUMENTS}
     values["checkpoint"] = str(config.checkpoint.resolve())
     values["prompts"] = str(_prompt_file(config.prompts, room, prompts).resolve())
-    rung_set = {name: new for name, (_, new) in difference(Plan(), plan).items()}
-    values["ladder"] = {
-        rung: {"spine": True, "why": "the plan of this commit"} | ({"set": rung_set} if rung_set else {})
-    }
+    changed = {name: new for name, (_, new) in difference(Plan(), job.rung.plan).items()}
+    rung: dict[str, object] = {"spine": True, "why": "the plan of this commit"}
+    values["ladder"] = {job.rung.id: rung | ({"set": changed} if changed else {})}
     schema = room / "tree" / "rules" / "config.schema.yaml"
     known = yaml.safe_load(schema.read_text(encoding="utf-8"))["properties"] if schema.is_file() else values
     return {name: value for name, value in values.items() if name in known}

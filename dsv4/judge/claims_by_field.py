@@ -30,6 +30,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
 ENGINE = (
     "engine"  # what a rung changes that runs its parent's plan, or another, on code of its own: any stage
 )
+COMMIT = "commit"  # the same for the code of a commit
 
 # Stages that read a stored form (taps.Tap.replay is False) of another stage.
 READERS: dict[str, tuple[str, ...]] = {
@@ -41,7 +42,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "moe_quant": ("experts", "shared"),
 }
 
-SILENT = frozenset({"kv_read", ENGINE})  # fields that change no stored value when they are right
+SILENT = frozenset({"kv_read", ENGINE, COMMIT})  # fields that change no stored value when they are right
 
 # Field -> entries of the dump's `exercised` attribute that must be above a least value.
 NEEDS: dict[str, dict[str, float]] = {
@@ -67,7 +68,7 @@ WORDS: dict[str, tuple[float, str]] = {
 
 def claimed(fields: Iterable[str]) -> frozenset[str]:
     """Stages whose isolated taps a change of ``fields`` may move."""
-    stages = {stage for field in fields for stage in (STAGES if field == ENGINE else CLAIMS[field])}
+    stages = {stage for field in fields for stage in (STAGES if field in (ENGINE, COMMIT) else CLAIMS[field])}
     return frozenset(stages | {reader for stage in stages for reader in READERS.get(stage, ())})
 
 

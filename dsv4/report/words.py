@@ -44,6 +44,7 @@ PHRASES = {
     ("kv_norm", "unfused"): "kv's norm apart",
     ("residual", "bf16"): "the BF16 residual",
     ("engine", OWN): "our own model",
+    ("commit", OWN): "our own model",
     ("rounding", "plan"): "the plan's rounding",
     ("rounding", "none"): "no rounding",
 }

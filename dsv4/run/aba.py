@@ -87,6 +87,10 @@ def _run(
         from dsv4.engine.variant import one_tap
 
         return one_tap(setup, variant, prompt, layer, tap)
+    if variant.commit is not None:
+        from dsv4.commits import rung
+
+        return rung.one_tap(setup, variant, prompt, layer, tap)
     config = setup.checkpoint.config
     kept = {key: (tap,) if key == layer else () for key in tap_names(config, "isolated")}
     trace = Trace(config, reference.rows, kept)

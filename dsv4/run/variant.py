@@ -24,12 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(__doc__ or "", arguments, variant=True)
     setup = prepare(options.config, options.results)
     variant = setup.config.ladder[options.variant]
-    if variant.engine is None:
-        write_variant(setup, variant)
-        return
-    from dsv4.engine.variant import write_engine_variant
+    if variant.engine:
+        from dsv4.engine.variant import write_engine_variant
 
-    write_engine_variant(setup, variant)
+        write_engine_variant(setup, variant)
+    elif variant.commit:
+        from dsv4.commits.rung import write_commit_variant
+
+        write_commit_variant(setup, variant)
+    else:
+        write_variant(setup, variant)
 
 
 def write_variant(setup: Setup, variant: Variant, install: Install | None = None) -> None:
