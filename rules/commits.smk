@@ -56,4 +56,4 @@ rule commits_page:
 
 rule commits:
     input:
-        "reports/commits.html",
+        page_of_commits,

@@ -54,4 +54,5 @@ onstart:
 
 onerror:
     option = target_option(None)
-    shell('python -m dsv4 salvage --config "$config" --results "$results" {option}')
+    if about_ladder():
+        shell('python -m dsv4 salvage --config "$config" --results "$results" {option}')

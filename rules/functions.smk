@@ -11,6 +11,11 @@ def target():
     return named[0] if named else None
 
 
+def about_ladder():
+    """Whether this call judges rungs; one that judges commits leaves the page of the last audit alone."""
+    return "commits" not in (workflow.dag_settings.targets or [])
+
+
 def target_option(wildcards):
     """``--target B1``, or nothing for the whole ladder."""
     return f"--target {target()}" if target() else ""
@@ -216,6 +221,12 @@ def plan_of_commit(wildcards):
 def shas(wildcards=None):
     """Hashes of the base and of every commit."""
     return [commit.sha for commit in branch()]
+
+
+def page_of_commits(wildcards):
+    """The page; asks for the commits itself, for Snakemake takes a file that is there when what makes it raises."""
+    branch()
+    return "reports/commits.html"
 
 
 def verdicts_of_commits(wildcards):

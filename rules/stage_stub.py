@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-STAGE = Path(__file__).stem
+FILE = Path(__file__)
+STAGE = FILE.parent.name if FILE.stem == "__main__" else FILE.stem
 
 
 def write(path: Path, text: str = "") -> None:
@@ -25,11 +26,11 @@ def write(path: Path, text: str = "") -> None:
 def main() -> None:
     """Do what the stage of this file's name would leave behind."""
     parser = argparse.ArgumentParser()
-    for name in ("results", "config", "variant", "target"):
+    for name in ("results", "config", "variant", "target", "commit", "base", "head", "repo", "rung"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--variants", nargs="*", default=[])
     options = parser.parse_args()
-    results, variant = Path(options.results), options.variant
+    results, variant = Path(options.results), options.variant or options.commit
     script = json.loads(Path("script.json").read_text())
     with Path("ran.txt").open("a") as log:
         log.write(f"{STAGE} {variant}\n")
@@ -70,6 +71,10 @@ def main() -> None:
         write(results / "casts.json")
     elif STAGE == "report":
         write(Path("reports/index.html"), (results / "gates.json").read_text())
+    elif STAGE == "audit":
+        write(results / ("commits.json" if not options.commit else f"commits/{options.commit}/verdict.json"))
+    elif STAGE == "commits":
+        write(Path("reports/commits.html"))
     elif STAGE == "enforce":
         status = json.loads((results / "gates.json").read_text())["status"]
         failed = [name for name in script["spine"] if status.get(name) == "fail"]

@@ -30,6 +30,7 @@ COPIED += [
         "ladder",
         "identity",
         "plan",
+        "report/__init__",
         "prompts",
         "preflight",
         "taps",
@@ -50,15 +51,8 @@ COPIED += [
     if not path.name.startswith(("test_", "conftest"))
 ]
 STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise", "run.times"]
-STAGES += [
-    "engine.cross_check",
-    "judge.measure",
-    "judge.gate",
-    "judge.reached",
-    "judge.collect",
-    "judge.enforce",
-]
-STAGES += ["casts", "report"]
+STAGES += ["engine.cross_check", "judge.measure", "judge.gate", "judge.reached", "judge.collect"]
+STAGES += ["judge.enforce", "casts", "report.__main__"]
 STAGES += ["commits.audit", "report.commits"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {

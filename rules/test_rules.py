@@ -285,7 +285,7 @@ def test_interrupt_keeps_finished_stages(workflow):
     [
         (["B9"], "no variant or target 'B9'; variants: B0_unfused, P4"),
         (["B1_q2", "B2_fp4"], "one variant a call"),
-        (["--config", "seed=1", "--", "all"], "--config is not read"),
+        (["--config", "seed=1", "--", "all"], "--config seed: is not read"),
     ],
 )
 def test_bad_arguments_are_refused(workflow, arguments, message):

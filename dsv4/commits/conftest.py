@@ -114,7 +114,7 @@ class Small:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory) -> Small:
-    """Six commits: good, two sites, only a renaming, a merge of both, a broken indexer, a crash."""
+    """Six commits: good, two sites, only a renaming, a merge of both, a broken indexer, a crash; and two more."""
     folder = tmp_path_factory.mktemp("commits")
     repo = Repository(folder / "repo")
     write_model(folder / "model")
@@ -136,7 +136,7 @@ def small(tmp_path_factory) -> Small:
 
 
 def write_history(repo: Repository, shas: dict[str, str]) -> None:
-    """Write the six commits."""
+    """Write the six commits, one of words alone on the broken one, and one whose trailer names no rung."""
     repo.edit(ROUTE, "matmul(x, weight.double().T)", "(x @ weight.T)")
     shas["good"] = repo.commit("Router scores are summed in FP32")
     repo.git("checkout", "--quiet", "-b", "side")
@@ -157,3 +157,9 @@ def write_history(repo: Repository, shas: dict[str, str]) -> None:
         "from dsv4.model.records import Fp5Key",
     )
     shas["crashes"] = repo.commit("Keys in five bits")
+    repo.git("checkout", "--quiet", "-b", "documents", shas["breaks"])
+    repo.edit(STAGES, '"""The stages of one layer under', '"""All stages of one layer under')
+    (repo.folder / "README.md").write_text("What this is.")
+    shas["documents"] = repo.commit("Words only")
+    repo.git("checkout", "--quiet", "-b", "misspelt", "base")
+    shas["misspelt"] = repo.commit("Nothing", "Audit-Variant: P9")

@@ -81,9 +81,31 @@ def test_a_crash_is_placed_in_the_commits_own_files(verdicts):
     assert verdicts["crashes"]["reasons"][0].endswith("(dsv4/model/records.py), dsv4/model/memory.py:17")
 
 
+def test_words_alone_run_nothing_and_inherit_a_failure(small, verdicts):
+    found = verdicts["documents"]
+    assert (found["status"], found["kind"]) == ("blocked", "inherited")
+    broken = small.shas["breaks"][:10]
+    says = f"stands on {broken}, which fails at layer 5, topk (index_topk); proved: the "
+    assert found["reasons"][0].startswith(says)
+    assert found["reasons"][0].endswith(f"files that run are equal to {broken}'s")
+    assert found["dump_of"] == small.shas["breaks"]
+    assert not list((small.results / "commits" / small.shas["documents"]).glob("*.h5"))
+    assert found["cos"] == verdicts["breaks"]["cos"]
+
+
+def test_a_plan_that_is_no_rung_is_said(verdicts):
+    found = verdicts["misspelt"]
+    assert (found["status"], found["kind"]) == ("cannot_measure", "does_not_run")
+    assert "Audit-Variant: P9: no such rung; rungs: P4, P5" in found["reasons"][0]
+
+
 def test_asked_again_nothing_runs(small, verdicts, monkeypatch):
     monkeypatch.setattr("dsv4.commits.run.checked_out", None)
     for name, sha in small.shas.items():
+        if name == "documents":
+            (
+                small.results / "commits" / sha / "verdict.json"
+            ).unlink()  # judged again, it runs nothing either
         assert verdict(small.results, small.config, sha) == verdicts[name]
 
 

@@ -1,0 +1,55 @@
+"""What counts against a commit: its own findings, not those of what it stands on, nor what a repair moves."""
+
+import pytest
+
+from dsv4.commits.judge import Against, _counts, _inherited
+from dsv4.judge.evaluate import Finding
+
+OUTSIDE = Finding(kind="fidelity", mode="isolated", layer=5, tap="topk", text="")
+BLAST = Finding(kind="blast", mode="isolated", layer=5, tap="topk", text="")
+BUDGET = Finding(
+    kind="limit", mode="compounded", layer=-1, tap="logits", text="", limit="logits.kl_nats.parent"
+)
+SUM = Finding(
+    kind="limit", mode="compounded", layer=-1, tap="logits", text="", limit="logits.kl_nats.trained"
+)
+
+
+def below(moved=(), findings=()):
+    """A commit below, its dumps and findings."""
+    found = {(each.kind, each.mode, each.layer, each.tap): each for each in findings}
+    return Against(sha="a" * 40, of="a" * 40, moved=frozenset(moved), findings=found)
+
+
+@pytest.mark.parametrize(
+    ("against", "inherited"),
+    [
+        ([below(findings=[OUTSIDE])], True),
+        ([below()], False),  # it is new here
+        ([below(moved=[("isolated", 5, "topk")], findings=[OUTSIDE])], False),  # wrong in another way
+        ([below(moved=[("compounded", 5, "topk")], findings=[OUTSIDE])], True),
+        ([below(), below(findings=[OUTSIDE])], True),  # a merge takes it from its second parent
+        ([below(moved=[("isolated", 5, "topk")], findings=[OUTSIDE]), below(findings=[SUM])], False),
+    ],
+)
+def test_a_finding_is_inherited_with_the_same_bits_only(against, inherited):
+    said = _inherited(OUTSIDE, against)
+    assert bool(said) is inherited
+    assert not said or said.startswith("stands on aaaaaaaaaa, which fails at layer 5, topk (index_topk)")
+
+
+@pytest.mark.parametrize(
+    ("finding", "merge", "broken", "changed", "counts"),
+    [
+        (OUTSIDE, True, True, False, True),
+        (BLAST, False, False, True, True),
+        (BLAST, False, False, False, False),  # without a field the sites decide
+        (BLAST, True, False, True, False),
+        (BUDGET, False, False, False, True),
+        (BUDGET, False, True, False, False),  # what repairs a failure moves far
+        (BUDGET, True, False, False, False),
+        (SUM, True, True, False, True),
+    ],
+)
+def test_which_findings_count(finding, merge, broken, changed, counts):
+    assert _counts(finding, merge, [below(findings=[OUTSIDE] if broken else [])], changed) is counts

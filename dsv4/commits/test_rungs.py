@@ -1,0 +1,68 @@
+"""Commits in the configuration: rungs that name one, and which branch is judged."""
+
+from pathlib import Path
+
+import pytest
+
+from dsv4.commits.branch import default_rung
+from dsv4.config import ConfigError, commit_words, load, with_options
+from dsv4.judge.claims_by_field import claimed
+from dsv4.ladder import Ladder, LadderError
+from dsv4.taps import STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+BOTTOM = {"set": {"norm_quant": "fused"}}
+
+
+def test_a_rung_may_name_a_commit_and_what_stands_on_it_runs_it_too():
+    ladder = Ladder(
+        {
+            "A": BOTTOM,
+            "B": {"parent": "A", "commit": "my-branch"},
+            "C": {"parent": "B", "set": {"mhc_quant": "fused"}},
+            "D": {"parent": "C", "set": {"q_a_norm": "fused"}, "commit": "my-branch~1"},
+        }
+    )
+    assert [rung.commit for rung in ladder] == [None, "my-branch", "my-branch", "my-branch~1"]
+    changes = [dict(rung.change) for rung in ladder]
+    assert changes[1] == {"commit": ("own model", "my-branch")}
+    assert changes[2:] == [{"mhc_quant": ("unfused", "fused")}, {"q_a_norm": ("unfused", "fused")}]
+    assert claimed(["commit"]) == set(STAGES)
+    assert ladder["B"].plan == ladder["A"].plan
+
+
+@pytest.mark.parametrize(
+    ("rung", "says"),
+    [
+        (
+            {"parent": "A", "commit": "x", "set": {"mhc_quant": "fused", "q_a_norm": "fused"}},
+            "changes mhc_quant",
+        ),
+        ({"parent": "A", "commit": "x", "engine": "e"}, "not on both"),
+        ({"parent": "A"}, "changes nothing against A"),
+    ],
+)
+def test_what_a_rung_with_a_commit_may_not_be(rung, says):
+    with pytest.raises(LadderError, match=says):
+        Ladder({"A": BOTTOM, "B": rung}, ["e"])
+
+
+def test_options_of_the_command_line_go_before_the_file():
+    config = load(ROOT / "config.yaml")
+    assert default_rung(config) == "B4_head"  # the topmost of the spine that is not on request
+    found = with_options(
+        config, {"base": "main", "head": 12345678, "rung": "B1", "repo": "/r", "tap": "topk"}
+    )
+    assert (found.commits.head, found.commits.repo) == ("12345678", Path("/r"))
+    assert default_rung(found) == "B1"
+    assert commit_words(found) == ["--base", "main", "--head", "12345678", "--repo", "/r", "--rung", "B1"]
+    assert commit_words(config) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"seed": 1}, "--config seed: is not read"), ({"rung": "B9"}, "--config rung=B9: no such rung")],
+)
+def test_other_options_are_refused(options, says):
+    with pytest.raises(ConfigError, match=says):
+        with_options(load(ROOT / "config.yaml"), options)
