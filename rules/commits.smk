@@ -54,6 +54,19 @@ rule commits_page:
         'python -m dsv4.report.commits --results "$results" 2>&1 | tee {log}'
 
 
+rule enforce_commits:
+    input:
+        commits="<results>/commits.json",
+        page="reports/commits.html",
+        code=closure("dsv4.commits.enforce"),
+    output:
+        passed="<results>/commits.ok",
+    log:
+        "<logs>/enforce_commits.log",
+    shell:
+        'python -m dsv4.commits.enforce --results "$results" 2>&1 | tee {log}'
+
+
 rule commits:
     input:
-        page_of_commits,
+        end_of_commits,

@@ -75,6 +75,10 @@ def main() -> None:
         write(results / ("commits.json" if not options.commit else f"commits/{options.commit}/verdict.json"))
     elif STAGE == "commits":
         write(Path("reports/commits.html"))
+    elif STAGE == "enforce" and FILE.parent.name == "commits":
+        if script["status"]:
+            sys.exit("commits did not pass")
+        write(results / "commits.ok")
     elif STAGE == "enforce":
         status = json.loads((results / "gates.json").read_text())["status"]
         failed = [name for name in script["spine"] if status.get(name) == "fail"]

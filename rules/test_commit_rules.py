@@ -4,6 +4,7 @@ import pytest
 
 from dsv4.commits.conftest import Repository
 from rules.stubs import Workflow
+from rules.test_rules import LIMIT
 
 
 @pytest.fixture(scope="module")
@@ -39,28 +40,44 @@ def test_a_new_commit_is_one_job_and_nothing_else_runs_again(branched):
 
     branched.shas.append(branched.repo.commit("Three"))
     assert branched.run(*RANGE).returncode == 0
-    assert branched.ran() == {"audit": {branched.shas[-1], ""}, "commits": {""}}
+    assert branched.ran() == {"audit": {branched.shas[-1], ""}, "commits": {""}, "enforce": {""}}
     assert branched.repo.git("status", "--porcelain") == ""
 
 
-def test_an_edited_model_of_ours_runs_no_commit_again(branched):
+def test_an_edited_judge_judges_again_and_runs_no_reference(branched):
     branched.run(*RANGE)
     branched.ran()
-    branched.edit("dsv4/run/variant.py", "import argparse", "import argparse  # edited")
-    assert branched.run("-n", *RANGE).returncode == 0
-    assert "audit" not in branched.ran()
+    branched.edit("dsv4/judge/limits.py", *LIMIT)
+    jobs = {
+        "commit": len(branched.shas),
+        "collect_commits": 1,
+        "commits_page": 1,
+        "enforce_commits": 1,
+        "commits": 1,
+    }
+    assert branched.planned(*RANGE) == jobs
     branched.repo.git("checkout", "--quiet", "dsv4")
+
+
+def test_a_commit_that_fails_ends_in_exit_status_1_and_a_page(branched):
+    branched.script(status={"some": "fail"})
+    (branched.results / "commits.ok").unlink(missing_ok=True)
+    (branched.folder / "reports/commits.html").unlink()
+    result = branched.run(*RANGE)
+    assert result.returncode == 1
+    assert "commits did not pass" in result.text
+    assert "the run stopped" not in result.text  # the page of the ladder is not this call's
+    assert (branched.folder / "reports/commits.html").is_file()
+    branched.script()
+    branched.ran()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("commits",), "which commits? snakemake commits --config base=main head=my-branch"),
-        (("commits", "--config", "base=base"), "which commits?"),
         (("commits", "--config", "base=base", "head=nowhere"), "no commit 'nowhere'"),
-        (("commits", "--config", "base=main", "head=base"), "holds no commit that main does not"),
         (("commits", "--config", "base=base", "haed=main"), "--config haed: is not read"),
-        (("commits", "--config", "base=base", "head=main", "rung=B9"), "--config rung=B9: no such rung"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_any_job(branched, arguments, message):

@@ -1,0 +1,39 @@
+"""The last rule of `snakemake commits`: exit 0 only if the base and every commit passed."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsv4.console import main_guard
+from dsv4.files import write_whole
+from dsv4.ladder import State
+
+DONE = "commits.ok"
+PAGE = "reports/commits.html"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit 1 with the commits that did not pass, or write ``commits.ok``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, required=True, help="folder of the run, results/<run>")
+    results = parser.parse_args(arguments).results
+    done = results / DONE
+    done.unlink(missing_ok=True)
+    verdicts = json.loads((results / "commits.json").read_text(encoding="utf-8"))["commits"]
+    stopped = [verdict for verdict in verdicts if verdict["status"] != State.PASS]
+    if stopped:
+        print(f"{len(stopped)} of {len(verdicts)} commits did not pass (see {PAGE}):", file=sys.stderr)
+        for verdict in stopped:
+            state = verdict["status"].replace("_", " ")
+            print(
+                f"  {verdict['id']} {verdict['subject']}: {state}: {verdict['reasons'][0]}", file=sys.stderr
+            )
+        return 1
+    write_whole(done, b"every commit passed\n")
+    return 0
+
+
+if __name__ == "__main__":
+    main_guard(main)
