@@ -72,7 +72,24 @@ def _closure(config: Config | None, arguments: argparse.Namespace) -> int:
     return closure.run(arguments.entries, arguments.root, globs, arguments.json)
 
 
+def _commit_evidence(config: Config, arguments: argparse.Namespace) -> int:
+    from dsv4.commits import evidence  # here and below: what no other command needs
+
+    return evidence.command(config, arguments)
+
+
+def _install_hook(config: Config, arguments: argparse.Namespace) -> int:
+    from dsv4.commits import hook
+
+    return hook.command(config, arguments)
+
+
 Option = tuple[str, dict[str, Any]]
+REPO: Option = (
+    "--repo",
+    {"type": Path, "default": Path(), "help": "the audited repository (default: this folder)"},
+)
+RESULTS: Option = ("--results", {"type": Path, "help": "folder of the run (default: results/<run>)"})
 
 
 class Command(NamedTuple):
@@ -107,6 +124,16 @@ COMMANDS = {
         "list which files of a tree its entry points reach, and which are dead",
         closure.OPTIONS,
         of_any_tree=True,
+    ),
+    "commit-evidence": Command(
+        _commit_evidence,
+        "print the git trailers of a rung, or of a commit, that was judged",
+        (("name", {"help": "a rung of the ladder, or a commit"}), RESULTS),
+    ),
+    "install-hook": Command(
+        _install_hook,
+        "let git add the trailers of the rung in `git config audit.variant`",
+        (REPO, ("--uninstall", {"action": "store_true", "help": "remove it again"})),
     ),
 }
 

@@ -389,9 +389,14 @@ def run_id(config: Config) -> str:
         ``backend: kernel`` where no kernel can run.
     """
     name = re.sub(r"[^\w.-]", "_", config.checkpoint.resolve().name)
+    checkpoint, prompts = checkpoint_sha256(config.checkpoint), prompt_set_sha256(config)
+    return f"{name}-{checkpoint[:8]}-{prompts[:8]}{backend_of(config).suffix}"
+
+
+def prompt_set_sha256(config: Config) -> str:
+    """Hash of the prompts and their settings, not of the file's layout and comments."""
     prompts = read_yaml(config.prompts, "prompts")
-    prompt_set = hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()
-    return f"{name}-{checkpoint_sha256(config.checkpoint)[:8]}-{prompt_set[:8]}{backend_of(config).suffix}"
+    return hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()
 
 
 def backend_of(config: Config) -> Backend:

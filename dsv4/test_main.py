@@ -54,4 +54,4 @@ def test_help_lists_stages_and_commands(run, capsys):
     stages = set(re.findall(r"python -m (dsv4\.(?:run|judge|report)[\w.]*)", rules))
     assert {"dsv4.run.noise", "dsv4.run.times", "dsv4.judge.gate", "dsv4.report"} <= stages
     for name in (*stages, *COMMANDS):
-        assert re.search(rf"^ +{re.escape(name)} ", text, re.MULTILINE), name
+        assert re.search(rf"^ +{re.escape(name)}\s", text, re.MULTILINE), name
