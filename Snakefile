@@ -29,6 +29,7 @@ include: "rules/report.smk"
 include: "rules/build.smk"
 include: "rules/bench.smk"
 include: "rules/commits.smk"
+include: "rules/branch.smk"
 include: "rules/targets.smk"
 
 

@@ -84,6 +84,12 @@ def _install_hook(config: Config, arguments: argparse.Namespace) -> int:
     return hook.command(config, arguments)
 
 
+def _bisect_step(config: Config, arguments: argparse.Namespace) -> int:
+    from dsv4.commits import bisect
+
+    return bisect.step(config, arguments)
+
+
 Option = tuple[str, dict[str, Any]]
 REPO: Option = (
     "--repo",
@@ -99,6 +105,7 @@ class Command(NamedTuple):
     text: str
     options: tuple[Option, ...] = ()
     of_any_tree: bool = False  # which may have no configuration: none is read unless it is named
+    failed: int = 1  # exit status where it cannot start
 
 
 COMMANDS = {
@@ -135,6 +142,18 @@ COMMANDS = {
         "let git add the trailers of the rung in `git config audit.variant`",
         (REPO, ("--uninstall", {"action": "store_true", "help": "remove it again"})),
     ),
+    "bisect-step": Command(
+        _bisect_step,
+        "for `git bisect run`: exit 0 if HEAD is good, 1 if bad, 125 if that is open",
+        (
+            REPO,
+            RESULTS,
+            ("--tap", {"help": "a tap or a stage (default: the gate as a whole)"}),
+            ("--limit", {"type": float, "help": "bound of a number of this tap, in every layer"}),
+            ("--metric", {"help": "which number (default: by the kind of tap)"}),
+        ),
+        failed=125,  # which git bisect takes for neither
+    ),
 }
 
 
@@ -149,13 +168,17 @@ def main() -> int:
         own.add_argument("--config", type=Path, default=None if command.of_any_tree else Path("config.yaml"))
         for option, how in command.options:
             own.add_argument(option, **how)
-    arguments = parser.parse_args()
+    try:
+        arguments = parser.parse_args()
+    except SystemExit as stop:
+        named = COMMANDS.get((sys.argv[1:2] or [""])[0])
+        sys.exit(named.failed if stop.code and named and named.failed != 1 else stop.code)
     try:
         config = load(arguments.config) if arguments.config else None
         return COMMANDS[arguments.command].run(config, arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return COMMANDS[arguments.command].failed
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ OPTIONS = (
     "rung",
     "tap",
     "limit",
+    "metric",
 )  # what `--config` may say: which commits, and for bisect what
 FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
 

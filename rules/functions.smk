@@ -13,7 +13,7 @@ def target():
 
 def about_ladder():
     """Whether this call judges rungs; one that judges commits leaves the page of the last audit alone."""
-    return "commits" not in (workflow.dag_settings.targets or [])
+    return not {"commits", "bisect", "verify_commits"} & set(workflow.dag_settings.targets or [])
 
 
 def target_option(wildcards):
@@ -238,3 +238,15 @@ def oldest_first(wildcards):
     """Priority: a commit is compared with the one below it."""
     order = shas()
     return len(order) - order.index(wildcards.sha) if wildcards.sha in order else 0
+
+
+def floors_of_branch(wildcards):
+    """Noise floor of every plan that the branch implements."""
+    rungs = dict.fromkeys(rung_of_commit(commit.sha) for commit in branch())
+    return expand("<results>/floor/{variant}/{prompt}.h5", variant=rungs, prompt=PROMPTS)
+
+
+def question(wildcards):
+    """What bisect asks of a commit: ``--config tap=topk limit=0.9``."""
+    asked = {name: OPTIONS[name] for name in ("tap", "limit", "metric") if OPTIONS.get(name) is not None}
+    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in asked.items())

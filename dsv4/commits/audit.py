@@ -111,7 +111,14 @@ def _judge_sha256() -> str:
     return digest.hexdigest()
 
 
-def _need_floor(branch: Branch, sha: str) -> None:
+def need_floor(branch: Branch, sha: str) -> None:
+    """Refuse to judge a commit whose plan has no noise floor yet.
+
+    Raises
+    ------
+    ConfigError
+        Names the file that is not there.
+    """
     for prompt in branch.prompts:
         path = branch.floor(sha) / f"{prompt}.h5"
         if not path.is_file():
@@ -122,7 +129,7 @@ def _verdict(branch: Branch, sha: str) -> dict[str, Any]:
     outcome = ensure(branch, sha)
     if outcome.state == "failed":
         return _does_not_run(branch, sha, f"does not run: {outcome.error}")
-    _need_floor(branch, sha)
+    need_floor(branch, sha)
     if outcome.state == "equal":
         return _about(branch, sha) | _proved(branch, sha, outcome)
     below = [] if branch.ground(sha) else _below(branch, sha)
@@ -205,21 +212,30 @@ def _against(branch: Branch, sha: str, below: str) -> Against:
     of = ensure(branch, below).of
     names = branch.commit(sha).short, branch.commit(of).short
     places = moved(branch.folder(sha), branch.folder(of), names, branch.prompts)
-    return Against(sha=below, of=of, moved=frozenset(places), findings=_findings(branch, of))
+    return Against(sha=below, of=of, moved=frozenset(places), findings=keyed(own_findings(branch, of)[0]))
 
 
-def _findings(branch: Branch, sha: str) -> dict[tuple[str, str, int, str], Finding]:
-    """What is wrong with a commit on its own, whatever it stands on; kept beside its dumps."""
+def own_findings(branch: Branch, sha: str) -> tuple[list[Finding], str]:
+    """What is wrong with a commit that ran, whatever it stands on, in order; and why that cannot be told, or "".
+
+    Kept beside its dumps.
+    """
     path, key = branch.folder(sha) / "findings.json", _key(branch, sha)
     if not path.is_file() or json.loads(path.read_text())["key"] != key:
         _keep_findings(branch, sha, Measured(branch, sha))
-    found = [Finding(**each, size=math.inf) for each in json.loads(path.read_text())["findings"]]
-    return {(f.kind, f.mode, f.layer, f.tap): f for f in found}
+    known = json.loads(path.read_text())
+    return [Finding(**each, size=math.inf) for each in known["findings"]], known["error"]
+
+
+def keyed(findings: Sequence[Finding]) -> dict[tuple[str, str, int, str], Finding]:
+    """Findings by what and where they are."""
+    return {(f.kind, f.mode, f.layer, f.tap): f for f in findings}
 
 
 def _keep_findings(branch: Branch, sha: str, measured: Measured) -> None:
     own = [_storable(finding) for finding in measured.findings if not of_parent(finding)]
-    write_json(branch.folder(sha) / "findings.json", {"key": _key(branch, sha), "findings": own})
+    content = {"key": _key(branch, sha), "error": measured.notes.error, "findings": own}
+    write_json(branch.folder(sha) / "findings.json", content)
 
 
 def _storable(finding: Finding) -> dict[str, Any]:

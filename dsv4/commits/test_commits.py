@@ -7,6 +7,7 @@ import pytest
 from dsv4.commits.audit import verdict
 from dsv4.taps import BY_NAME
 
+pytestmark = pytest.mark.xdist_group("commits")  # one worker: the commits run once
 FIELDS = ("status", "reasons", "cos", "culprit", "fidelity", "vs_parent", "cost", "taps", "label", "device")
 OF_COMMITS = ("commit", "subject", "parents", "against", "kind", "sites", "plan", "rung")
 

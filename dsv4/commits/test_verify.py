@@ -1,0 +1,263 @@
+"""Trailers that come out again pass, each forgery is refused by name, and noise is told from forgery."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dsv4.commits import evidence, verify
+from dsv4.commits.band import HALF, Band, band, peak
+from dsv4.commits.test_evidence import VERDICT, parsed
+from dsv4.commits.verify import claims, compare, needs_none
+from dsv4.config import ConfigError
+from dsv4.dump import DumpWriter
+from dsv4.judge.verdict import FAMILY
+
+FOUND = {
+    "Audit-Variant": "P5",
+    "Audit-Parent": "P4",
+    "Audit-Verdict": "pass",
+    "Audit-Fidelity": "within",
+    "Audit-Cosine": "attn_out 0.999961889 0.999980455 1.000000000",
+    "Audit-Cosine-Min": "0.999794205 layer 1, attn_out (one, token 127)",
+    "Audit-Cosine-Mean": "0.999973843",
+    "Audit-Time": "not measured on this device",
+    "Audit-Taps": "315 of 508",
+    "Audit-Device": "emulated on cpu, cpu (x86_64); torch 2.13.0, numpy 2.4.6, triton 3.6.0",
+    "Audit-Reference": "checkpoint f9e7c37ab517bcac, prompts 0e5a2fa7f3604038, decode_steps 3",
+    "Audit-Report": "sha256:" + "5" * 64,
+}
+ELSEWHERE = {"Audit-Device": "emulated on cpu, cpu (x86_64); torch 2.14.0, numpy 2.4.6, triton 3.6.0"}
+NOISE = Band(whole=2e-4, row=2e-3)
+
+
+def checked(changes=(), found=(), *, noise=None, optional=False):
+    """Problems of a message that says ``FOUND`` with changes, and how it was compared."""
+    said = [(key, value) for key, value in (FOUND | dict(changes)).items() if value is not None]
+
+    def give():
+        assert noise is not None, "compared with a band"
+        return noise
+
+    return compare(said, FOUND | dict(found), give, optional=optional)
+
+
+def digits_of(key):
+    """Every digit of a trailer's cosines, one changed."""
+    text = FOUND[key]
+    end = text.find(" layer") if key == "Audit-Cosine-Min" else len(text)
+    for at in [at for at in range(end) if text[at].isdigit()]:
+        yield text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
+
+
+def test_what_is_said_truly_is_no_problem():
+    problems, note = checked()
+    assert problems == []
+    assert note == "every trailer comes out again, digit for digit"
+
+
+@pytest.mark.parametrize("key", verify.COSINES)
+def test_any_changed_digit_of_a_cosine_is_refused(key):
+    forged = list(digits_of(key))
+    assert len(forged) >= 10
+    for text in forged:
+        ((problem,), _) = checked({key: text})
+        assert problem.key.startswith(key)
+        assert problem.claimed in text
+        assert problem.found in FOUND[key]
+        assert problem.why == "every digit must come again on the same device and versions"
+    (problem,) = checked({"Audit-Cosine": "attn_out 0.999961889 0.999980456 1.000000000"})[0]
+    assert problem.text == (
+        "Audit-Cosine, layer 1: claimed 0.999980456, found 0.999980455"
+        " (every digit must come again on the same device and versions)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "forged"),
+    [
+        ("Audit-Variant", "P4"),
+        ("Audit-Parent", "none"),
+        ("Audit-Verdict", "fail"),
+        ("Audit-Fidelity", "bit_equal"),
+        ("Audit-Culprit", "layer 0, q (q_b), limit"),
+        ("Audit-Cosine", "moe_out 0.999961889 0.999980455 1.000000000"),
+        ("Audit-Cosine", "attn_out 0.999961889 0.999980455"),
+        ("Audit-Cosine-Min", "0.999794205 layer 2, attn_out (one, token 127)"),
+        ("Audit-Time", "0.5 of P4, NVIDIA H200"),
+        ("Audit-Taps", "508 of 508"),
+        ("Audit-Reference", FOUND["Audit-Reference"].replace("f9e7", "e9e7")),
+        ("Audit-Report", "sha256:" + "4" + "5" * 63),
+    ],
+)
+def test_every_other_forgery_is_refused_by_name(key, forged):
+    (problem,) = checked({key: forged})[0]
+    assert (problem.key, problem.claimed) == (key, forged)
+    assert problem.found == FOUND.get(key)
+
+
+@pytest.mark.parametrize("key", FOUND)
+def test_a_missing_trailer_is_refused_where_one_is_needed(key):
+    problems, _ = checked({key: None})
+    assert [problem.text for problem in problems] == [f"{key} is missing, found {FOUND[key]}"]
+    assert checked({key: None}, optional=True)[0] == []
+
+
+def test_a_trailer_that_stands_twice_is_refused():
+    said = [*FOUND.items(), ("Audit-Verdict", "fail")]
+    problems, _ = compare(said, FOUND, lambda: NOISE)
+    assert problems[0].text == "Audit-Verdict: claimed pass and fail, found pass (it stands twice)"
+
+
+def test_from_elsewhere_cosines_may_differ_by_the_noise_and_no_more():
+    near = "attn_out 0.999961500 0.999980600 0.999999990"
+    changes = ELSEWHERE | {"Audit-Report": "sha256:" + "6" * 64}
+    problems, note = checked(
+        changes | {"Audit-Cosine": near, "Audit-Cosine-Mean": "0.999973900"}, noise=NOISE
+    )
+    assert problems == []
+    assert note.startswith(
+        "cosines within the noise floor, for they were computed elsewhere: emulated on cpu"
+    )
+    (problem,) = checked(
+        changes | {"Audit-Cosine": "attn_out 0.999961889 0.999970000 1.000000000"}, noise=NOISE
+    )[0]
+    assert problem.text.startswith("Audit-Cosine, layer 1: claimed 0.999970000, found 0.999980455 (0.0014")
+    assert "and the noise floor explains 0.0002" in problem.text
+    for key, value in (("Audit-Cosine-Min", "0.9990 layer 1"), ("Audit-Cosine-Mean", "0.99999")):
+        (problem,) = checked(changes | {key: value}, noise=NOISE)[0]
+        assert problem.key == key
+    (problem,) = checked(changes | {"Audit-Cosine-Mean": "much"}, noise=NOISE)[0]
+    assert problem.why == "no number that can be compared"
+    for key, forged in (("Audit-Verdict", "fail"), ("Audit-Reference", "checkpoint 0")):
+        assert [problem.key for problem in checked(changes | {key: forged}, noise=NOISE)[0]] == [key]
+
+
+def test_kernels_are_compared_within_noise_and_keep_their_time():
+    device = {"Audit-Device": "kernels on NVIDIA H200, NVIDIA H200 (sm_90); torch 2.13.0"}
+    problems, _ = checked(device | {"Audit-Time": "0.900 of P4, NVIDIA H200"}, found=device, noise=NOISE)
+    assert problems == []
+
+
+def test_what_moves_no_number_needs_no_trailers():
+    assert needs_none({"kind": "no_numerics"})
+    assert needs_none({"kind": "merge", "sites": [], "status": "pass"})
+    assert not needs_none({"kind": "merge", "sites": [{"stage": "q_b"}], "status": "pass"})
+    assert not needs_none({"kind": "merge", "sites": [], "status": "fail"})
+    for kind in ("one_site", "two_sites", "inherited", "does_not_run"):
+        assert not needs_none({"kind": kind, "sites": [], "status": "pass"})
+
+
+def floor(path, truth, draws):
+    """Write a floor's dump of ``attn_out`` in one layer, with the distances of draws ``[D, rows, 2, n]``."""
+    attrs = {name: "" for name in ("variant", "checkpoint", "prompt")} | {"kind": "floor", "plan": {}}
+    attrs |= {"prompt_id": "one", "compress_ratios": [0]}
+    gaps = np.linalg.norm((draws - truth).reshape(len(draws), len(truth), -1), axis=2)
+    size = np.linalg.norm(truth.reshape(len(truth), -1), axis=1)
+    found = {
+        "draw_distance": np.linalg.norm(gaps, axis=1) / np.linalg.norm(size),
+        "draw_worst": (gaps / size).max(axis=1),
+    }
+    with DumpWriter(path, attrs) as writer:
+        writer.rows("isolated", "decode", np.arange(len(truth)))
+        writer.put("isolated", "decode", 0, "attn_out", truth.astype(np.float32), "f32", attrs=found)
+
+
+def cosines(values, reference):
+    """Of the whole, and of the worst row."""
+    a, b = (each.reshape(len(each), -1) for each in (values, reference))
+    rows = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    return float((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)), float(rows.min())
+
+
+def test_the_band_holds_for_other_draws_and_not_for_a_tenth_more(tmp_path):
+    """Two more draws of the same noise are two implementations: within, however the reference lies; a shift is not."""
+    random = np.random.default_rng(0)
+    truth = random.normal(size=(16, 2, 64))
+
+    def draw(size):
+        return truth + size * random.normal(size=truth.shape)
+
+    floor(tmp_path / "one.h5", truth, np.stack([draw(1e-3) for _ in range(8)]))
+    found = band([tmp_path / "one.h5"], {"q_format": "bf16"}, 10)
+    assert found.whole < found.row
+    lowest = 1.0
+    for _ in range(200):
+        reference = draw(random.uniform(0, 0.02))
+        (one, row), (two, other) = (cosines(draw(1e-3), reference) for _ in range(2))
+        lowest = min(lowest, one)
+        assert found.refuses(one, two) == ""
+        assert found.refuses(row, other, row=True) == ""
+        assert found.refuses_mean(one, two, min(one, two)) == ""
+        away = math.cos(math.acos(two) + 1.1 * found.whole)
+        assert "the noise floor explains" in found.refuses(away, two)
+        assert found.refuses(away, two, row=True) == ""
+    assert found.refuses_mean(lowest - 3 * found.whole, lowest, lowest)
+
+
+def test_the_band_is_derived_from_the_largest_draw(tmp_path):
+    truth = np.ones((4, 2, 8))
+    draws = np.stack([truth * (1 + size) for size in (0.001, 0.002, 0.003, 0.01)])
+    floor(tmp_path / "one.h5", truth, draws)
+    fold = math.ceil(math.log(FAMILY / 5) / math.log(1 / 5))  # n with (4 + 1)^-n under the rate of one of 5
+    found = band([tmp_path / "one.h5"], {"q_format": "bf16"}, 5)
+    assert found.whole == pytest.approx(2 * math.asin(0.01 * math.sqrt(fold)))
+    assert peak(truth) == pytest.approx(0.25)
+    one = 2.0**-3 * 0.25 + 2.0**-23  # FP8 keys are read: a step of E4M3, at the row's largest value
+    assert found.row == pytest.approx(2 * math.asin(math.hypot(0.01 * math.sqrt(fold), one)))
+
+
+def test_digits_that_printing_took_are_no_difference():
+    exact = Band(whole=0.0, row=0.0)
+    assert exact.refuses(0.999961889, 0.9999618892276565) == ""
+    assert exact.refuses(0.999961889, 0.999961889 + 3 * HALF) != ""
+
+
+@pytest.mark.xdist_group("commits")
+def test_a_branch_is_verified_and_a_forged_digit_refused(small, tmp_path, capsys):
+    """Evidence of a judged commit, written into a branch: reproduced; a digit changed above it: refused."""
+    from dsv4.commits.audit import verdict
+    from dsv4.commits.conftest import Repository
+
+    verdict(small.results, small.config, small.shas["good"])
+    said = evidence.of_commit(small.results, small.config, small.shas["good"])
+    repo = Repository(tmp_path / "repo")
+    repo.git("pull", "--quiet", str(small.repository.folder), "base", "--tags")
+    repo.git("pull", "--quiet", str(small.repository.folder), small.shas["good"])
+    repo.git("commit", "--quiet", "--amend", "-m", "Router in FP32\n\n" + "\n".join(evidence.lines(said)))
+    (repo.folder / "README.md").write_text("Words\n")
+    repo.commit("Words", "\n".join(evidence.lines(said | {"Audit-Cosine-Mean": "0.999999998"})))
+    (repo.folder / "README.md").write_text("More words\n")
+    repo.commit("More words")
+    options = ["--config", str(small.config.path), "--results", str(small.results)]
+    options += ["--base", "base", "--head", "main", "--repo", str(repo.folder)]
+    assert verify.main(options) == 1
+    text = capsys.readouterr().err
+    assert "Router in FP32: reproduced: every trailer comes out again, digit for digit\n" in text
+    assert "Words: refused\n  Audit-Cosine-Mean: claimed 0.999999998, found " in text
+    assert "More words: needs none: it moves no number: proved" in text
+    assert text.endswith("3 commits, 1 refused\n")
+    assert not (small.results / verify.FRESH).exists()
+
+
+@pytest.mark.xdist_group("commits")
+def test_claims_are_those_that_git_parses(small, tmp_path):
+    from dsv4.commits.conftest import Repository
+
+    repo = Repository(tmp_path / "repo")
+    message = "Subject\n\nAudit-Verdict: fail is no trailer here\n\nReviewed-by: A\nAudit-Verdict: pass\n  and more\n"
+    sha = repo.commit(message.strip())
+    assert claims(repo.folder, sha) == [("Audit-Verdict", "pass and more")]
+    assert parsed(message)["Audit-Verdict"] == "pass and more"
+
+
+def test_without_base_and_head_it_says_what_to_give(tmp_path):
+    from dsv4.commits.conftest import ROOT
+    from dsv4.config import load
+
+    with pytest.raises(ConfigError, match="give base and head"):
+        verify.verify(tmp_path, load(ROOT / "config.yaml"))
+
+
+def test_the_example_verdict_has_everything_that_a_second_run_is_compared_by():
+    assert set(evidence.MEASURED) <= set(VERDICT)

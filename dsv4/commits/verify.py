@@ -1,0 +1,307 @@
+"""Run the commits of a branch again and refuse those whose trailers are missing or do not come out again.
+
+``snakemake verify_commits --config base=main head=my-branch`` runs base and commits in a fresh folder: of
+earlier runs it takes the references and the noise floors and nothing else. What must agree:
+
+* Emulation on a CPU is deterministic. Where the message names the device and the versions that run now,
+  every printed digit of every cosine must come again, and the hash of all that was measured.
+* Otherwise, and for kernels on a GPU, cosines may differ by what the noise floor's draws explain; see
+  :mod:`dsv4.commits.band`. The hash, and which row was the worst, are not compared then.
+* Variant, parent, verdict, fidelity, culprit, taps and reference (checkpoint, prompts, settings) must be
+  the same in any case.
+* A time is not measured again. It is refused where the numbers beside it are emulated.
+
+A commit that moves no number needs no trailers: its code is its parent's, or all its taps are bit for bit.
+What it carries all the same is compared.
+"""
+
+import argparse
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from dsv4.commits import audit, history
+from dsv4.commits.band import Band, band
+from dsv4.commits.branch import Branch, repository
+from dsv4.commits.evidence import EvidenceError, of_verdict
+from dsv4.config import Config, ConfigError, load, with_options
+from dsv4.console import main_guard
+from dsv4.files import write_json
+from dsv4.ladder import State
+from dsv4.plan import flatten
+
+SHARED = ("reference", "plain", "floor", "checkpoint.json")
+FRESH = ".verify"
+COSINES = ("Audit-Cosine", "Audit-Cosine-Min", "Audit-Cosine-Mean")
+OF_ONE_MACHINE = (
+    "Audit-Report",
+    "Audit-Device",
+)  # compared where the device and the versions are those of now
+EVERY_DIGIT = "every digit must come again on the same device and versions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A trailer that is not there or does not come out again.
+
+    Attributes
+    ----------
+    key : of the trailer.
+    claimed, found : what the message says and what the run gave; None: nothing.
+    why : more, or "".
+    """
+
+    key: str
+    claimed: str | None
+    found: str | None
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        more = f" ({self.why})" if self.why else ""
+        if self.claimed is None:
+            return f"{self.key} is missing, found {self.found}{more}"
+        return f"{self.key}: claimed {self.claimed}, found {self.found or 'nothing of the kind'}{more}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What became of a commit's trailers.
+
+    Attributes
+    ----------
+    commit, subject, kind : of the commit.
+    state : "reproduced", "refused", or "needs none".
+    problems : why it is refused.
+    note : how it was compared.
+    """
+
+    commit: str
+    subject: str
+    kind: str
+    state: str
+    problems: list[Problem] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The commit in sentences."""
+        head = f"{self.commit[:10]} {self.subject}: {self.state}"
+        if not self.problems:
+            return [f"{head}: {self.note}"]
+        return [head, *(f"  {problem.text}" for problem in self.problems)]
+
+
+def claims(repo: Path, sha: str) -> list[tuple[str, str]]:
+    """The audit's trailers of a commit, as git parses them."""
+    text = history.git(repo, "log", "-1", "--format=%(trailers:only=true,unfold=true)", sha)
+    pairs = [line.partition(":") for line in text.splitlines()]
+    return [(key.strip(), value.strip()) for key, _, value in pairs if key.startswith("Audit-")]
+
+
+def needs_none(verdict: Mapping[str, Any]) -> bool:
+    """Whether a commit moves no number of its parent's."""
+    merged = verdict["kind"] == "merge" and not verdict["sites"] and verdict["status"] == State.PASS
+    return verdict["kind"] == "no_numerics" or merged
+
+
+def compare(
+    said: Sequence[tuple[str, str]],
+    found: Mapping[str, str],
+    noise: Callable[[], Band],
+    *,
+    optional: bool = False,
+) -> tuple[list[Problem], str]:
+    """Problems of a message's trailers, and how they were compared.
+
+    Parameters
+    ----------
+    said : see :func:`claims`.
+    found : trailers of the second run.
+    noise : gives the band; called where the two were not computed alike.
+    optional : what is missing is no problem.
+    """
+    claimed = dict(said)
+    problems = [
+        Problem(
+            key=key,
+            claimed=" and ".join(value for name, value in said if name == key),
+            found=found.get(key),
+            why="it stands twice",
+        )
+        for key in claimed
+        if sum(name == key for name, _ in said) > 1
+    ]
+    device = claimed.get("Audit-Device", found["Audit-Device"])
+    emulated = device.startswith("emulated")
+    alike = emulated and device == found["Audit-Device"]
+    for key in dict.fromkeys([*found, *claimed]):
+        own, again = claimed.get(key), found.get(key)
+        if own is None:
+            problems += [] if optional else [Problem(key=key, claimed=None, found=again)]
+        elif key == "Audit-Time":
+            if emulated and own != again and again is not None:
+                problems.append(
+                    Problem(key=key, claimed=own, found=again, why="nothing is timed in an emulation")
+                )
+        elif key in COSINES and again is not None:
+            problems += _cosines(key, own, found, None if alike else noise())
+        elif own != again and (alike or key not in OF_ONE_MACHINE):
+            problems.append(Problem(key=key, claimed=own, found=again))
+    if alike:
+        return problems, "every trailer comes out again, digit for digit"
+    return problems, f"cosines within the noise floor, for they were computed elsewhere: {device}"
+
+
+def _cosines(key: str, claimed: str, found: Mapping[str, str], noise: Band | None) -> Iterator[Problem]:
+    """Compare the cosines of one trailer: as text without a band, else as numbers."""
+    again = found[key]
+    if noise is None and key != "Audit-Cosine":
+        if claimed != again:
+            yield Problem(key=key, claimed=claimed, found=again, why=EVERY_DIGIT)
+        return
+    own, other = claimed.split(), again.split()
+    if key == "Audit-Cosine":
+        if own[:1] != other[:1] or len(own) != len(other):
+            yield Problem(key=key, claimed=claimed, found=again, why="another tap, or other layers")
+            return
+        own, other = own[1:], other[1:]
+    else:
+        own, other = own[:1], other[:1]
+    lowest = min(_number(each) for each in found["Audit-Cosine"].split()[1:])
+    for layer, (one, two) in enumerate(zip(own, other, strict=False)):
+        why = _refusal(key, one, two, noise, lowest)
+        if why:
+            name = f"{key}, layer {layer}" if key == "Audit-Cosine" else key
+            yield Problem(key=name, claimed=one, found=two, why=why)
+    if not own:
+        yield Problem(key=key, claimed=claimed, found=again)
+
+
+def _refusal(key: str, claimed: str, found: str, noise: Band | None, lowest: float) -> str:
+    if claimed == found:
+        return ""
+    if noise is None:
+        return EVERY_DIGIT
+    one, two = _number(claimed), _number(found)
+    if not (abs(one) <= 1.0 and abs(two) <= 1.0):  # not finite, or no number
+        return "no number that can be compared"
+    if key == "Audit-Cosine-Mean":
+        return noise.refuses_mean(one, two, lowest)
+    return noise.refuses(one, two, row=key == "Audit-Cosine-Min")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+class Verification:
+    """Commits of a branch, judged anew in a folder of their own.
+
+    Parameters
+    ----------
+    results : where references and noise floors lie.
+    fresh : the folder for everything else.
+    config : ``commits`` names repository, base and head.
+    count : how many commits are compared.
+    """
+
+    def __init__(self, results: Path, fresh: Path, config: Config, count: int) -> None:
+        self.config, self.fresh, self.count = config, fresh, count
+        for name in SHARED:
+            (fresh / name).symlink_to((results / name).resolve())
+
+    def check(self, sha: str) -> Checked:
+        """Run a commit and compare.
+
+        Raises
+        ------
+        ConfigError
+            No reference or noise floor yet.
+        """
+        verdict = audit.verdict(self.fresh, self.config, sha)
+        said, optional = claims(repository(self.config), sha), needs_none(verdict)
+        about = {"commit": sha, "subject": verdict["subject"], "kind": verdict["kind"]}
+        if not said and optional:
+            return Checked(**about, state="needs none", note=f"it moves no number: {verdict['reasons'][0]}")
+        try:
+            found = of_verdict(self.fresh, self.config, verdict)
+        except EvidenceError as error:
+            claimed = dict(said).get("Audit-Verdict")
+            problem = Problem(key="Audit-Verdict", claimed=claimed, found=verdict["status"], why=str(error))
+            return Checked(**about, state="refused", problems=[problem])
+        problems, note = compare(
+            said, found, lambda: self._band(sha, len(verdict["cos"]["per_layer"])), optional=optional
+        )
+        return Checked(**about, state="refused" if problems else "reproduced", problems=problems, note=note)
+
+    def _band(self, sha: str, layers: int) -> Band:
+        branch = Branch.of(self.fresh, self.config, sha)
+        floors = [branch.floor(sha) / f"{prompt}.h5" for prompt in branch.prompts]
+        return band(floors, flatten(branch.rung(sha).plan), self.count * (layers + 2))
+
+
+def verify(results: Path, config: Config, say: Callable[[Checked], None] = lambda _: None) -> list[Checked]:
+    """Check what is in head and not in base, oldest first.
+
+    Raises
+    ------
+    ConfigError
+        No base or head, no such commits, another verification runs, or references or floors are missing.
+    """
+    asked = config.commits
+    if not (asked.base and asked.head):
+        raise ConfigError("verify_commits: give base and head, as in --config base=main head=my-branch")
+    shas = [commit.sha for commit in history.commits(repository(config), asked.base, asked.head)]
+    fresh = results / FRESH
+    try:
+        with FileLock(results / f"{FRESH}.lock", timeout=0):
+            shutil.rmtree(fresh, ignore_errors=True)  # of a verification that was killed
+            fresh.mkdir(parents=True)
+            try:
+                verification, checked = Verification(results, fresh, config, len(shas)), []
+                for sha in shas:
+                    checked.append(verification.check(sha))
+                    say(checked[-1])
+                return checked
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+    except Timeout as error:
+        raise ConfigError(f"{fresh}: another verification runs there; wait for it") from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Verify a branch and write ``verified.json``; 1 if a commit is refused."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
+    parser.add_argument("--results", type=Path, required=True, help="folder of the run, results/<run>")
+    names = ("base", "head", "repo", "rung")
+    for name in names:
+        parser.add_argument(f"--{name}", help="as in config.yaml: commits")
+    options = parser.parse_args(arguments)
+    config = with_options(load(options.config), {name: getattr(options, name) for name in names})
+    console = Console(stderr=True)
+
+    def say(checked: Checked) -> None:
+        console.print("\n".join(checked.lines), markup=False, highlight=False, soft_wrap=True)
+
+    checked = verify(options.results, config, say)
+    write_json(
+        options.results / "verified.json", {"schema": 1, "commits": [asdict(each) for each in checked]}
+    )
+    refused = sum(each.state == "refused" for each in checked)
+    console.print(f"{len(checked)} commits, {refused} refused", highlight=False)
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    main_guard(main)
