@@ -6,6 +6,9 @@ the rung that ``AUDIT_VARIANT`` or ``git config audit.variant`` names it adds th
 a rebase, cherry-pick or revert, or where the message has a trailer ``Audit-Variant``. It never stops a
 commit: what goes wrong is one line on stderr. A hook that is there already is never touched.
 
+A commit may be named too, if what is committed are its files: ``AUDIT_VARIANT=HEAD git commit --amend``
+puts the evidence of a commit that was judged into its message.
+
 Git takes a message of trailers alone for a message. So a second hook, ``commit-msg``, ends a commit
 whose message is nothing else, as git does with an empty one; it is left out where there is another.
 """
@@ -15,9 +18,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from dsv4.code_inputs import ROOT
+from dsv4.commits import history
 from dsv4.commits.evidence import EvidenceError, evidence, lines
 from dsv4.commits.history import environment, git
 from dsv4.config import Config, ConfigError, load, run_id
@@ -37,8 +42,9 @@ for state in MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD rebase-merge rebase-apply; 
   [ ! -e "$(git rev-parse --git-path "$state")" ] || exit 0
 done
 grep -q '^Audit-Variant:' "$1" && exit 0
-case "$1" in /*) message=$1 ;; *) message=$PWD/$1 ;; esac
-cd {{root}} && {{python}} -m dsv4.commits.hook {{options}} --variant "$variant" "$message" ||
+repo=$PWD tree=$(git write-tree)
+cd {{root}} && {{python}} -m dsv4.commits.hook {{options}} \\
+  --variant "$variant" --repo "$repo" --tree "$tree" "$1" ||
   echo "audit: no evidence of $variant was added, the commit goes on; the hook is $0" >&2
 exit 0
 """,
@@ -51,6 +57,10 @@ echo "audit: the message holds evidence and nothing else; the commit is aborted"
 exit 1
 """,
 }
+LINE = (
+    'repo=$PWD tree=$(git write-tree) variant=$(git config audit.variant); [ -z "$variant" ] || (cd {root} &&'
+    ' {python} -m dsv4.commits.hook {options} --variant "$variant" --repo "$repo" --tree "$tree" "$1") || true'
+)
 
 
 class HookError(ConfigError):
@@ -71,11 +81,10 @@ def install(repo: Path, config: Config, results: Path | None = None) -> list[str
     for name, script in SCRIPTS.items():
         path = hook_path(repo, name)
         if not _ours(path) and path.exists():
-            line = shlex.join(_command(config, results))
             if name == PREPARE:
+                line = _filled(LINE, config, results)
                 raise HookError(
-                    f"{path}: another hook is there, and it stays; to add evidence, put this line into it: "
-                    f'{line} --variant "$(git config audit.variant)" "$PWD/$1" || true'
+                    f"{path}: another hook is there, and it stays; to add evidence, put this line into it: {line}"
                 )
             said.append(
                 f"{path}: another hook is there, and it stays; a message of evidence alone is not refused"
@@ -122,14 +131,14 @@ def _ours(path: Path) -> bool:
     return path.is_file() and MARK in path.read_text(errors="replace")
 
 
-def _command(config: Config, results: Path | None) -> list[str]:
-    command = [sys.executable, "-m", "dsv4.commits.hook", "--config", str(config.path.resolve())]
-    return command + (["--results", str(results.resolve())] if results else [])
-
-
 def _filled(script: str, config: Config, results: Path | None) -> str:
-    options = shlex.join(_command(config, results)[3:])
-    values = {"root": shlex.quote(str(ROOT)), "python": shlex.quote(sys.executable), "options": options}
+    options = ["--config", str(config.path.resolve())]
+    options += ["--results", str(results.resolve())] if results else []
+    values = {
+        "root": shlex.quote(str(ROOT)),
+        "python": shlex.quote(sys.executable),
+        "options": shlex.join(options),
+    }
     for name, value in values.items():
         script = script.replace("{" + name + "}", value)
     return script
@@ -160,20 +169,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(main.__doc__ or "").split(";")[0])
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--results", type=Path)
-    parser.add_argument("--variant", required=True)
-    parser.add_argument("message", type=Path)
+    parser.add_argument(
+        "--variant", required=True, help="a rung, or a commit whose files are committed again"
+    )
+    parser.add_argument("--repo", type=Path, required=True, help="where it is committed")
+    parser.add_argument("--tree", required=True, help="hash of the files that are committed")
+    parser.add_argument("message", type=Path, help="its file, as git names it in that folder")
     options = parser.parse_args(arguments)
     try:
         config = load(options.config)
         results = options.results or Path("results") / run_id(config)
         if options.variant not in config.ladder:
-            known = ", ".join(rung.id for rung in config.ladder)
-            raise EvidenceError(f"{options.variant}: no such rung; rungs: {known}")
-        add(options.message, lines(evidence(results, config, options.variant)))
+            config = _same_files(config, options)
+        add(options.repo / options.message, lines(evidence(results, config, options.variant)))
     except Exception as error:  # whatever it is: the commit goes on
         print(f"audit: {error}".splitlines()[0], file=sys.stderr)
         return 1
     return 0
+
+
+def _same_files(config: Config, options: argparse.Namespace) -> Config:
+    """The configuration for a commit of the hook's repository, if its files are those that are committed."""
+    tree = history.git(
+        options.repo, "rev-parse", f"{history.resolve(options.repo, options.variant)}^{{tree}}"
+    )
+    if tree.strip() != options.tree:
+        raise EvidenceError(
+            f"{options.variant} holds other files than this commit: commit, audit, then amend the message"
+        )
+    return replace(config, commits=replace(config.commits, repo=options.repo))
 
 
 def command(config: Config, options: argparse.Namespace) -> int:

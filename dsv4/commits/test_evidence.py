@@ -226,7 +226,7 @@ def test_an_editor_that_writes_nothing_ends_the_commit(repo, tmp_path):
 def test_a_hook_that_fails_says_one_line_and_lets_the_commit_go_on(audited, repo):
     done = commit(repo, "-m", "No such rung", AUDIT_VARIANT="B77")
     assert done.returncode == 0
-    assert "audit: B77: no such rung; rungs: P4, P5" in done.stderr
+    assert "no commit 'B77'; give a branch, a tag or a hash" in done.stderr
     (audited.results / "gates/P5.json").unlink()
     done = commit(repo, "-m", "Not judged")
     assert done.returncode == 0
@@ -238,6 +238,24 @@ def test_a_hook_that_fails_says_one_line_and_lets_the_commit_go_on(audited, repo
     assert done.returncode == 0
     assert "no evidence of P5 was added, the commit goes on" in done.stderr
     assert message(repo) == "No interpreter"
+
+
+def test_a_commit_that_was_judged_gets_its_evidence_by_an_amend(audited, repo):
+    """Of its own files alone: what is staged beside them was not judged."""
+    repo.git("config", "--unset", "audit.variant")
+    (repo.folder / "code.py").write_text("x = 1\n")
+    sha = repo.commit("A change")
+    folder = audited.results / "commits" / sha
+    write_dump(folder / "one.h5")
+    verdict = VERDICT | {"id": sha[:10], "rung": "P5", "dump_of": sha}
+    (folder / "verdict.json").write_text(json.dumps(verdict))
+    (repo.folder / "code.py").write_text("x = 2\n")
+    done = commit(repo, "--amend", "--no-edit", "--all", AUDIT_VARIANT="HEAD")
+    assert "HEAD holds other files than this commit" in done.stderr
+    assert message(repo) == "A change"
+    repo.git("reset", "--quiet", "--hard", sha)
+    done = commit(repo, "--amend", "--no-edit", AUDIT_VARIANT="HEAD")
+    assert parsed(message(repo)) == evidence.of_rung(audited.results, audited.config, "P5"), done.stderr
 
 
 def test_installing_twice_is_installing_once_and_uninstalling_leaves_nothing(audited, repo):
