@@ -97,9 +97,10 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
             "commit": _commit(notes),
         }
     found = found_in(config, variant, frame, notes)
-    verdict = judged(config, variant, frame, notes, found, confirm) | {"guard": guard(results, notes)}
+    verdict = judged(config, variant, frame, notes, found, confirm)
+    verdict["guard"] = guard(results, notes)
     if below:
-        verdict |= {"status": State.BLOCKED, "reasons": blocked + verdict["reasons"]}
+        verdict |= {"status": State.BLOCKED, "reasons": [*blocked, *verdict["reasons"]]}
     return verdict
 
 
