@@ -39,8 +39,9 @@ def measure(op: str, case: Case, prepare: Prepare, samples: int = SAMPLES) -> di
     Returns
     -------
     dict
-        ``op, group, name, copies, bytes, flops, launches, absent, paths, ratios, error``. A path has ``us`` and
-        ``eager_us`` (spreads) or an ``error``; ratios are ours / other. No path is timed if the check fails.
+        ``op, group, name, copies, reused_after, bytes, flops, launches, absent, paths, ratios, error``. A path has
+        ``us`` and ``eager_us`` (spreads) or an ``error``; ratios are ours / other. No path is timed if the check
+        fails.
     """
     row = describe(op, case)
     if case.check is not None:
@@ -77,6 +78,7 @@ def describe(op: str, case: Case) -> dict[str, Any]:
         "group": case.group,
         "name": case.name,
         "copies": case.copies,
+        "reused_after": float(case.reused_after),
         "bytes": float(case.bytes),
         "flops": {kind: float(count) for kind, count in case.flops.items()},
         "launches": dict(case.launches),
@@ -99,6 +101,7 @@ def failed(op: str, group: str, name: str, error: str, *, cases: bool = False) -
     """The row of a case whose process died; ``cases``: of an op's cases that were never reached."""
     empty: dict[str, Any] = {
         "copies": 0,
+        "reused_after": 0.0,
         "bytes": 0.0,
         "flops": {},
         "launches": {},

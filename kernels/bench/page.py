@@ -14,11 +14,15 @@ INTRO = """# Kernels: times
 
 Made by `python -m kernels.bench.page` from what `python -m kernels.bench` measured; not edited by hand.
 
-Microseconds a launch: median (quartiles) of CUDA graph replays, the paths of a row in turns in one process, on input
-sets in rotation that together pass the L2 cache; where they do not, as with a decode step's few rows, "in L2" says so.
+Microseconds a launch: median (quartiles) of CUDA graph replays, the paths of a row in turns in one process. Sets of
+inputs and of outputs are in rotation: "reused after" is how much is touched between two uses of the same bytes, 1.5
+times the device's L2 cache or more; where it is less than the cache, as with a decode step's few rows, "in L2" says so.
 "ours/it" is our time over the other's, replay by replay. "floor" is the larger of counted bytes over copy bandwidth
 and counted FLOPs over the matrix rates, both measured in the same run; "of floor" is floor over our time: it may pass
 1 in L2. "no graph" launches from Python. "run" is the run of the list above that a row was measured in.
+
+Attention's rows name the splits of a row's keys, as many as fill the device. The audit runs one split, whose bits do
+not depend on the batch: where that is another launch, it has rows of its own, `b1_one_split` and `b1_q2_one_split`.
 """
 BLACKWELL = (
     "BLACKWELL: NOT RUN. `make blackwell` on such a machine compiles, tests, measures and adds its rows."

@@ -18,6 +18,7 @@ HEADS = (
     "ours, us",
     "floor, us",
     "of floor",
+    "reused after",
     "no graph, us",
     "launches",
     "replaced, us",
@@ -71,7 +72,8 @@ def cells(row: Row, results: Mapping[str, Any]) -> tuple[str, ...]:
         row["name"],
         us(path["us"]),
         number(floor) if floor else "",
-        of_floor(row, results["runs"][row["run"]]["device"]["l2_bytes"]),
+        number(path["share"]) if "share" in path else "",
+        reused_after(row, results["runs"][row["run"]]["device"]["l2_bytes"]),
         number(path["eager_us"]["median"]),
         launches,
         other(row, REPLACED).removeprefix(f"{REPLACED}: ") if REPLACED in row["paths"] else "",
@@ -90,12 +92,14 @@ def run_numbers(results: Mapping[str, Any]) -> dict[str, int]:
     return numbers
 
 
-def of_floor(row: Row, l2_bytes: int) -> str:
-    """Our share of the floor, and whether the input sets together were small enough to stay in the L2 cache."""
-    path = ours(row)
-    held = 0 < row["bytes"] * row["copies"] <= l2_bytes
-    share = [f"{path['share']:.2f}"] if path and "share" in path else []
-    return ", ".join([*share, *(["in L2"] if held else [])])
+def reused_after(row: Row, l2_bytes: int) -> str:
+    """Bytes touched between two uses of the same bytes, and whether they are so few that these stay in the L2 cache."""
+    if "reused_after" not in row:
+        return "not recorded"
+    size = row["reused_after"]
+    if not row["bytes"]:
+        return ""
+    return f"{number(size / 1e6)} MB" + (", in L2" if size <= l2_bytes else "")
 
 
 def other(row: Row, name: str) -> str:
@@ -137,7 +141,7 @@ def show(results: Mapping[str, Any], only: str | None = None, console: Console |
             continue
         shown = Table(title=f"{device}: {title(group, rows)}", title_justify="left", box=box.SIMPLE_HEAD)
         for index, name in enumerate(HEADS):
-            shown.add_column(name, justify="right" if 0 < index < 5 else "left", overflow="fold")
+            shown.add_column(name, justify="right" if 0 < index < 6 else "left", overflow="fold")
         for row in rows:
             shown.add_row(*cells(row, results), style="bold red" if row["error"] else None)
         out.print(shown)

@@ -150,13 +150,18 @@ def test_a_row_names_its_run_and_a_run_its_commit():
 
 
 @pytest.mark.parametrize(
-    ("copies", "size", "marked"), [(64, 4.0e5, True), (15, 4.0e6, True), (16, 4.0e6, False), (3, 0.0, False)]
+    ("copies", "size", "shown"),
+    [(64, 4.0e5, "25.2 MB, in L2"), (16, 4.0e6, "60.0 MB, in L2"), (17, 4.0e6, "64.0 MB"), (3, 0.0, "")],
 )
-def test_sets_that_stay_in_l2_are_marked(copies, size, marked):
+def test_what_is_touched_between_two_uses_is_shown(copies, size, shown):
     whole = results.merged(EMPTY, "1", head(), [measure("op", case(copies=copies, bytes=size), prepare)])
-    shown = table.cells(whole["rows"][0], whole)[table.HEADS.index("of floor")]
-    assert shown.endswith("in L2") == marked
-    assert ("in L2 |" in page.page(whole)) == marked
+    place = table.HEADS.index("reused after")
+    assert table.cells(whole["rows"][0], whole)[place] == shown
+    assert ("in L2 |" in page.page(whole)) == shown.endswith("in L2")
+    own = measure("op", case(bytes=4.0e6, apart=9.0e7), prepare)
+    assert own["reused_after"] == 9.0e7
+    del own["reused_after"]
+    assert table.cells(results.merged(EMPTY, "1", head(), [own])["rows"][0], whole)[place] == "not recorded"
 
 
 def test_a_page_needs_results(tmp_path, capsys):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.bench_case import OURS, Case
+from kernels.bench_case import OURS, Case, rotation
 from kernels.formats import e4m3
 from kernels.index_logits import ref
 from kernels.index_logits.hopper_kernel import why_not
@@ -17,7 +17,6 @@ from kernels.index_logits.kernel import HEAD_DIM, index_logits, paged_index_logi
 HEADS = 64
 PAGE = 64
 ENTRY_BYTES = HEAD_DIM + 4
-ROTATED = 2**27  # bytes of all input sets together: twice the L2 cache of an H200
 PREFILL = ((2048, 32768), (8192, 65536))
 DECODE = ((1, 32768), (64, 8192), (64, 32768), (256, 8192), (256, 32768))
 CHECKED = 256  # entries of a row compared with the ref
@@ -94,17 +93,17 @@ def _prefill(T: int, C: int, device: torch.device) -> Case:
     scale = 0.01 + torch.rand(C, device=device)
     weights = torch.randn(T, HEADS, device=device)
     limits = torch.full((T,), C, dtype=torch.int32, device=device)
-    out = torch.empty(T, C, device=device)
+    out = torch.empty(copies, T, C, device=device)
     theirs: dict[str, Tensor] = {}
 
     def ours(i: int) -> None:
-        index_logits(q[i], k[i], scale, weights, limits, fill=False, out=out)
+        index_logits(q[i], k[i], scale, weights, limits, fill=False, out=out[i])
 
     paths: dict[str, Callable[[int], None]] = {OURS: ours}
     if not why_not(q[0]):
 
         def portable(i: int) -> None:
-            index_logits(q[i], k[i], scale, weights, limits, fill=False, out=out, path="portable")
+            index_logits(q[i], k[i], scale, weights, limits, fill=False, out=out[i], path="portable")
 
         paths["portable"] = portable
     if find_spec("deep_gemm"):
@@ -122,10 +121,10 @@ def _prefill(T: int, C: int, device: torch.device) -> Case:
     def check() -> None:
         ours(0)
         want = scored(q[0][:2], k[0][:CHECKED], scale[:CHECKED], weights[:2])
-        require("ours against the ref", relative(out[:2, :CHECKED], want))
+        require("ours against the ref", relative(out[0, :2, :CHECKED], want))
         if "deepgemm" in paths:
             paths["deepgemm"](0)
-            require("ours against DeepGEMM", relative(out[:64], theirs["scores"][:64, :C]))
+            require("ours against DeepGEMM", relative(out[0, :64], theirs["scores"][:64, :C]))
 
     return Case(
         group="b2_prefill",
@@ -140,7 +139,7 @@ def _prefill(T: int, C: int, device: torch.device) -> Case:
 
 
 def _decode(B: int, C: int, device: torch.device) -> Case:
-    copies = max(2, -(-ROTATED // (B * C * ENTRY_BYTES)))
+    copies = rotation(decode_bytes(B, C), device)
     steps = [paged(B, C, device) for _ in range(copies)]
     theirs: dict[str, Tensor] = {}
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernels.bench_case import OURS, REPLACED, Case
+from kernels.bench_case import OURS, REPLACED, Case, rotation
 from kernels.formats import e4m3
-from kernels.index_logits.bench import HEADS, PAGE, ROTATED, Paged, decode_bytes, paged
+from kernels.index_logits.bench import HEADS, PAGE, Paged, decode_bytes, paged
 from kernels.index_logits.kernel import HEAD_DIM, paged_index_logits
 from kernels.index_topk import kernel, ref
 
@@ -29,21 +29,21 @@ def _launches(C: int) -> int:
 
 
 def _topk(T: int, C: int, device: torch.device) -> Case:
-    copies = max(2, -(-ROTATED // (4 * T * C)))
+    copies = rotation(4 * T * C, device, most=1024)
     scores = [torch.randn(T, C, device=device) for _ in range(copies)]
     visible = torch.full((T,), C, dtype=torch.int32, device=device)
-    out = torch.empty(T, K, dtype=torch.int32, device=device)
-    best = torch.empty(T, K, device=device), torch.empty(T, K, dtype=torch.int64, device=device)
+    out = torch.empty(copies, T, K, dtype=torch.int32, device=device)
+    best, places = torch.empty(copies, T, K, device=device), torch.empty_like(out, dtype=torch.int64)
 
     def ours(i: int) -> None:
-        kernel.index_topk(scores[i], visible, K, out=out)
+        kernel.index_topk(scores[i], visible, K, out=out[i])
 
     def replaced(i: int) -> None:
-        torch.topk(scores[i], K, dim=-1, out=best)
+        torch.topk(scores[i], K, dim=-1, out=(best[i], places[i]))
 
     def check() -> None:
         ours(0)
-        if not torch.equal(out.long(), ref.index_topk(scores[0], visible.long(), K)):
+        if not torch.equal(out[0].long(), ref.index_topk(scores[0], visible.long(), K)):
             raise ValueError("the choice is not the ref's")
 
     return Case(
@@ -67,16 +67,16 @@ def _wide(step: Paged, B: int, C: int) -> tuple[Tensor, Tensor]:
 
 
 def _whole(B: int, C: int, device: torch.device) -> Case:
-    copies = max(2, -(-ROTATED // (B * C * (HEAD_DIM + 4))))
+    copies = rotation(B * C * (HEAD_DIM + 4), device)
     steps = [paged(B, C, device) for _ in range(copies)]
     wide = [_wide(step, B, C) for step in steps]
-    out = torch.empty(B, K, dtype=torch.int32, device=device)
+    out = torch.empty(copies, B, K, dtype=torch.int32, device=device)
     theirs: dict[str, Tensor] = {}
 
     def ours(i: int) -> None:
         step = steps[i]
         paged_index_logits(*step[:5], page_size=PAGE, fill=False, out=step.out)
-        kernel.index_topk(step.out.view(B, C), step.limits.view(B), K, out=out)
+        kernel.index_topk(step.out.view(B, C), step.limits.view(B), K, out=out[i])
 
     def replaced(i: int) -> None:
         q, keys = wide[i]
@@ -88,7 +88,7 @@ def _whole(B: int, C: int, device: torch.device) -> Case:
         ours(0)
         replaced(0)
         chosen = torch.zeros(B, C, dtype=torch.bool, device=device)
-        chosen.scatter_(1, out.long(), True)
+        chosen.scatter_(1, out[0].long(), True)
         share = float(chosen.gather(1, theirs["choice"]).float().mean())
         if share < 1 - MISSED:
             raise ValueError(f"only {share:.4f} of torch's choices are ours")

@@ -25,36 +25,40 @@ def cases(device: torch.device) -> Iterator[Case]:
 def _case(T: int, aligned: bool, device: torch.device) -> Case:
     torch.manual_seed(T)
     size = T * (2 * WIDTH + 4 * 64 + 8 + 576 + (4 if aligned else 8))
-    copies = rotation(size)
+    copies = rotation(size, device)
     kv = torch.randn(copies, T, WIDTH, device=device).bfloat16()
     weight = torch.rand(WIDTH, device=device).bfloat16()
     cos, sin = (t.to(device) for t in cos_sin(torch.arange(T), inverse_frequencies(64, 1e4)))
     num_pages = max(64, 2 * T // PAGE)
     slots = torch.randperm(num_pages * PAGE, device=device)[:T]
-    normed, turned = (torch.empty(T, WIDTH, dtype=torch.bfloat16, device=device) for _ in range(2))
-    pages = torch.zeros(num_pages, RecordLayout(448).page_bytes(PAGE), dtype=torch.uint8, device=device)
-    data = torch.zeros(num_pages, PAGE, 576, dtype=torch.uint8, device=device)
-    scale = torch.zeros(num_pages, PAGE, device=device)
+    bf16 = {"dtype": torch.bfloat16, "device": device}
+    normed, turned = (torch.empty(copies, T, WIDTH, **bf16) for _ in range(2))
+    page_bytes = RecordLayout(448).page_bytes(PAGE)
+    pages = torch.zeros(copies, num_pages, page_bytes, dtype=torch.uint8, device=device)
+    data = torch.zeros(copies, num_pages, PAGE, 576, dtype=torch.uint8, device=device)
+    scale = torch.zeros(copies, num_pages, PAGE, device=device)
 
     def ours(i: int, between: torch.dtype = torch.float32) -> None:
         if aligned:
-            kv_norm_rope_store_aligned(kv[i], weight, cos, sin, data, scale, slots, eps=EPS, between=between)
+            into = data[i], scale[i], slots
+            kv_norm_rope_store_aligned(kv[i], weight, cos, sin, *into, eps=EPS, between=between)
         else:
-            kv_norm_rope_store(kv[i], weight, cos, sin, pages, slots, eps=EPS, between=between)
+            kv_norm_rope_store(kv[i], weight, cos, sin, pages[i], slots, eps=EPS, between=between)
 
     def three_kernels(i: int) -> None:
-        rmsnorm(kv[i], weight, eps=EPS, out=normed)
-        rope(normed, cos, sin, out=turned)
+        rmsnorm(kv[i], weight, eps=EPS, out=normed[i])
+        rope(normed[i], cos, sin, out=turned[i])
         if aligned:
-            store_aligned(turned, data, scale, slots)
+            store_aligned(turned[i], data[i], scale[i], slots)
         else:
-            store(turned, pages, slots)
+            store(turned[i], pages[i], slots)
 
     def check() -> None:
         three_kernels(0)
-        want = data.clone() if aligned else pages.clone()
+        stored = data[0] if aligned else pages[0]
+        want = stored.clone()
         ours(0, torch.bfloat16)
-        if not torch.equal(data if aligned else pages, want):
+        if not torch.equal(stored, want):
             raise AssertionError("the fused kernel through BF16 has other bytes than the three")
 
     return Case(

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernels.bench_case import OURS, REPLACED, Case
+from kernels.bench_case import OURS, REPLACED, Case, rotation
 from kernels.build_spec import FLASH
 from kernels.formats import e2m1, nvfp4
 from kernels.linear.kernel import Nvfp4Weight, nvfp4_linear
 from kernels.nvfp4_quantise.ref import Nvfp4Rows, quantise
 
-COPIES = 8  # 19 MB of codes and scales each: 150 MB in rotation
 TOKENS = (1, 4, 16)
 
 
@@ -55,30 +54,31 @@ def cases(device: str) -> Iterator[Case]:
 
 def _case(name: str, T: int, n: int, k: int, launches: int, device: str) -> Case:
     torch.manual_seed(n + T)
-    weights = [random_weight(n, k, device=device) for _ in range(COPIES)]
+    copies = rotation(n * k * 9 // 16, device)
+    weights = [random_weight(n, k, device=device) for _ in range(copies)]
     wide = [dequantised(weight) for weight in weights]
-    rows = [quantise(torch.randn(T, k, device=device)) for _ in range(COPIES)]
+    rows = [quantise(torch.randn(T, k, device=device)) for _ in range(copies)]
     x = [part.values().bfloat16() for part in rows]
-    out = torch.empty(T, n, dtype=torch.bfloat16, device=device)
+    out = torch.empty(copies, T, n, dtype=torch.bfloat16, device=device)
     replaced = torch.empty_like(out)
 
     def ours(i: int) -> None:
-        nvfp4_linear(rows[i], weights[i], out=out)
+        nvfp4_linear(rows[i], weights[i], out=out[i])
 
     def torch_bf16(i: int) -> None:
-        torch.mm(x[i], wide[i].T, out=replaced)
+        torch.mm(x[i], wide[i].T, out=replaced[i])
 
     def check() -> None:
         ours(0)
         torch_bf16(0)
-        assert_close(out, replaced, 1e-2)  # operands and result rounded to BF16 there
+        assert_close(out[0], replaced[0], 1e-2)  # operands and result rounded to BF16 there
 
     return Case(
         group="nvfp4_linear",
         name=f"{name} [{n} x {k}], T={T}",
         paths={OURS: ours, REPLACED: torch_bf16},
-        copies=COPIES,
-        bytes=_bytes(rows[0], weights[0]) + num_bytes(out),
+        copies=copies,
+        bytes=_bytes(rows[0], weights[0]) + num_bytes(out[0]),
         flops={"bf16": 2.0 * T * n * k},
         launches={OURS: launches, REPLACED: 1},
         check=check,

@@ -32,36 +32,37 @@ def cases(device: torch.device) -> Iterator[Case]:
 def _case(T: int, D: int, copy: bool, device: torch.device) -> Case:
     torch.manual_seed(T + D)
     size = T * (8 * D + 16 + D // 2 + D // 16 + 4 + 2 * D * copy)
-    copies = rotation(size)
+    copies = rotation(size, device)
     streams = torch.randn(copies, T, 4, D, device=device).bfloat16()
     pre, weight = torch.rand(T, 4, device=device), torch.rand(D, device=device).bfloat16()
-    out = mhc_rmsnorm_quantise(streams[0], pre, weight, eps=EPS, copy=BF16 if copy else None)
-    x, normed = (torch.empty(T, D, dtype=BF16, device=device) for _ in range(2))
-    codes = quantise(x)
+    stored = BF16 if copy else None
+    out = [mhc_rmsnorm_quantise(one, pre, weight, eps=EPS, copy=stored) for one in streams]
+    x, normed = (torch.zeros(copies, T, D, dtype=BF16, device=device) for _ in range(2))
+    codes = [quantise(row) for row in x]
 
     def ours(i: int) -> None:
-        mhc_rmsnorm_quantise(streams[i], pre, weight, eps=EPS, out=out)
+        mhc_rmsnorm_quantise(streams[i], pre, weight, eps=EPS, out=out[i])
 
     def three_kernels(i: int) -> None:
-        collapse(streams[i], pre, out=x)
-        rmsnorm(x, weight, eps=EPS, out=normed)
-        quantise(normed, out=codes)
+        collapse(streams[i], pre, out=x[i])
+        rmsnorm(x[i], weight, eps=EPS, out=normed[i])
+        quantise(normed[i], out=codes[i])
 
     def torch_sum(i: int) -> None:
-        x.copy_((streams[i] * pre[..., None]).sum(1))
-        normed.copy_(torch.nn.functional.rms_norm(x, (D,), weight, EPS))
-        quantise(normed, out=codes)
+        x[i].copy_((streams[i] * pre[..., None]).sum(1))
+        normed[i].copy_(torch.nn.functional.rms_norm(x[i], (D,), weight, EPS))
+        quantise(normed[i], out=codes[i])
 
     def torch_ops(i: int) -> None:
-        x.copy_((streams[i] * pre[..., None]).sum(1))
-        made, scales, _ = nvfp4.quantise(torch.nn.functional.rms_norm(x, (D,), weight, EPS))
-        torch.bitwise_or(made[:, ::2], made[:, 1::2] << 4, out=codes.codes)  # e2m1.pack waits for the GPU
-        codes.scales.copy_(scales)
+        x[i].copy_((streams[i] * pre[..., None]).sum(1))
+        made, scales, _ = nvfp4.quantise(torch.nn.functional.rms_norm(x[i], (D,), weight, EPS))
+        torch.bitwise_or(made[:, ::2], made[:, 1::2] << 4, out=codes[i].codes)  # e2m1.pack waits for the GPU
+        codes[i].scales.copy_(scales)
 
     def check() -> None:
         three_kernels(0)
         fused = mhc_rmsnorm_quantise(streams[0], pre, weight, eps=EPS, between=BF16).rows
-        for got, want in zip(fused, codes, strict=True):
+        for got, want in zip(fused, codes[0], strict=True):
             if not torch.equal(got, want):
                 raise AssertionError("the fused kernel through BF16 has other bits than the three")
 

@@ -29,26 +29,26 @@ def cases(device: torch.device) -> Iterator[Case]:
 def _case(T: int, H: int, residual: bool, device: torch.device) -> Case:
     torch.manual_seed(T)
     size = T * H * (2 * K + K + 64 + 4 + (448 if residual else 0)) + T * 4 * 64
-    copies = rotation(size)
+    copies = rotation(size, device)
     q = torch.randn(copies, T, H, K, device=device).bfloat16()
     turn = [t.to(device) for t in cos_sin(torch.arange(T) * 31, inverse_frequencies(64, 1e4))]
-    out = norm_rope_quantise(q[0], *turn, eps=EPS, residual=residual)
-    normed, turned = torch.empty(T * H, K, device=device), torch.empty_like(q[0])
+    out = [norm_rope_quantise(one, *turn, eps=EPS, residual=residual) for one in q]
+    normed, turned = torch.empty(copies, T * H, K, device=device), torch.empty_like(q)
 
     def ours(i: int) -> None:
-        norm_rope_quantise(q[i], *turn, eps=EPS, out=out)
+        norm_rope_quantise(q[i], *turn, eps=EPS, out=out[i])
 
     def bf16(i: int) -> None:
-        norm_rope(q[i], *turn, eps=EPS, out=turned)
+        norm_rope(q[i], *turn, eps=EPS, out=turned[i])
 
     def two_kernels(i: int) -> None:
-        rmsnorm(q[i].flatten(0, 1), None, eps=EPS, out=normed)
-        rope(normed.view(T, H, K), *turn, out=turned)
+        rmsnorm(q[i].flatten(0, 1), None, eps=EPS, out=normed[i])
+        rope(normed[i].view(T, H, K), *turn, out=turned[i])
 
     def check() -> None:
         ours(0)
         two_kernels(0)
-        for got, want in zip(out, quantise(turned.float(), residual=residual), strict=True):
+        for got, want in zip(out[0], quantise(turned[0].float(), residual=residual), strict=True):
             if got is not None and want is not None and not torch.equal(got, want):
                 raise AssertionError(
                     "the fused kernel has other bits than the quantiser of the unfused values"

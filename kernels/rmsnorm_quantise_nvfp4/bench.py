@@ -30,29 +30,29 @@ def cases(device: torch.device) -> Iterator[Case]:
 def _case(T: int, D: int, device: torch.device) -> Case:
     torch.manual_seed(T + D)
     size = T * (2 * D + D // 2 + D // 16 + 4)
-    copies = rotation(size)
+    copies = rotation(size, device)
     x = torch.randn(copies, T, D, device=device).bfloat16()
     weight = torch.rand(D, device=device).bfloat16()
-    out = rmsnorm_quantise(x[0], weight, eps=EPS)
-    normed, codes = torch.empty_like(x[0]), quantise(x[0])
+    out = [rmsnorm_quantise(row, weight, eps=EPS) for row in x]
+    normed, codes = torch.empty_like(x), [quantise(row) for row in x]
 
     def ours(i: int) -> None:
-        rmsnorm_quantise(x[i], weight, eps=EPS, out=out)
+        rmsnorm_quantise(x[i], weight, eps=EPS, out=out[i])
 
     def two_kernels(i: int) -> None:
-        rmsnorm(x[i], weight, eps=EPS, out=normed)
-        quantise(normed, out=codes)
+        rmsnorm(x[i], weight, eps=EPS, out=normed[i])
+        quantise(normed[i], out=codes[i])
 
     def torch_ops(i: int) -> None:
         wide = torch.nn.functional.rms_norm(x[i], (D,), weight, EPS)
         made, scales, _ = nvfp4.quantise(wide)
-        torch.bitwise_or(made[:, ::2], made[:, 1::2] << 4, out=codes.codes)  # e2m1.pack waits for the GPU
-        codes.scales.copy_(scales)
+        torch.bitwise_or(made[:, ::2], made[:, 1::2] << 4, out=codes[i].codes)  # e2m1.pack waits for the GPU
+        codes[i].scales.copy_(scales)
 
     def check() -> None:
         two_kernels(0)
         fused = rmsnorm_quantise(x[0], weight, eps=EPS, between=torch.bfloat16).rows
-        for got, want in zip(fused, codes, strict=True):
+        for got, want in zip(fused, codes[0], strict=True):
             if not torch.equal(got, want):
                 raise AssertionError("the fused kernel through BF16 has other bits than the two")
 
