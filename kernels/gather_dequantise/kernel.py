@@ -18,8 +18,10 @@ from kernels.gather_dequantise.nvfp4_kernel import gather_nvfp4_kernel
 from kernels.overlap import OVERLAPPED, follow, overlap
 from kernels.sparse_attn.keys_kernel import check_keys, data_offset, key_slots, widened_nope
 
-# of a program of 4 warps. H200, 2026-11-30, 128 rows of 640 keys: 8 keys 38.1 us, 16 39.8, 32 40.7, 64 (8 warps) 48.8
-KEYS = 8
+# of a program, and its warps. H200, 2026-12-01, 64 and 128 rows of 640 keys that no launch before read: 8 keys and 2
+# warps 21.8 and 42.0 us, 1 warp 21.8, 42.1, 4 warps 23.6, 45.9; 16 keys and 4 warps 22.2, 42.6; 4 and 2 23.3, 45.0
+KEYS, WARPS = 8, 2
+NVFP4_WARPS = 4
 
 
 @triton.jit
@@ -110,7 +112,7 @@ def gather_dequantise(
         NOPE=nope,
         PAGE=page,
         KEYS=KEYS,
-        num_warps=4,
+        num_warps=WARPS,
         **overlap(idx.device),
     )
     return out
@@ -164,7 +166,7 @@ def gather_dequantise_nvfp4(
         NOPE=nope,
         PAGE=page,
         KEYS=KEYS,
-        num_warps=4,
+        num_warps=NVFP4_WARPS,
         **EXACT,
         **overlap(idx.device),
     )
@@ -199,10 +201,10 @@ def builds(sizes: Sizes) -> list[Build]:
             constants={"table_ptr": None, "sequence_ptr": None, "NOPE": nope}
             | {"PAGE": 64, "KEYS": KEYS, "PDL": True},
             aligned=(*from_pointers, "page_stride", "num_keys"),
-            options={"num_warps": 4, **options, **OVERLAPPED},
+            options={**options, **OVERLAPPED},
         )
         for name, kernel, from_pointers, options in (
-            ("584", _gather_kernel, pointers, {}),
-            ("nvfp4", gather_nvfp4_kernel, nvfp4_pointers, EXACT),
+            ("584", _gather_kernel, pointers, {"num_warps": WARPS}),
+            ("nvfp4", gather_nvfp4_kernel, nvfp4_pointers, {"num_warps": NVFP4_WARPS, **EXACT}),
         )
     ]

@@ -28,13 +28,12 @@ MOST_STAGED = 1 << 15  # activation values in shared memory: 64 KB of FP16 a blo
 MOST_ROWS = 16
 # Rows of the weight a block, H200, CUDA graphs, us of q_b with one row and of o_b with 16: 64 8.0, 12.5; 128 8.3, 12.2;
 # 256 8.7, 11.7. Steps in flight and registers (2026-12-01): q_b with one row 7.1 with 2 and 96, 7.4 with 2 and 80, 7.6
-# with 1 and 64; with 16 rows 10.0 with 2 and 80, 8.7 to 9.8 with 1 and 64; o_b with one row and with 16 7.7, 9.4 with 1
-# and 96, 8.1, 10.0 with 2 and 96, 8.6, 11.1 with 2 and 80. With 96 two blocks fit a multiprocessor, so that all of a
-# launch run at once and the next one's take nothing from them.
+# with 1 and 64; with 16 rows 8.3 with 2 and 96, 9.6 with 2 and 80, 8.7 with 1 and 64; o_b with one row and with 16 7.7,
+# 9.4 with 1 and 96, 8.1, 10.0 with 2 and 96, 8.6, 11.1 with 2 and 80. With 96 two blocks fit a multiprocessor, so that
+# all of a launch run at once and the next one's take nothing from them.
 WARPS = 8
-DEEP = 2, 96
-SHALLOW = 1, 64
-OF_PARTS = 1, 96
+WHOLE = 2, 96
+OF_PARTS = 1, 112
 
 
 @gluon.jit(do_not_specialize=["T"])
@@ -123,9 +122,9 @@ def plan(k: int, num_rows: int, most_ahead: int) -> Plan:
     return Plan(bt=max(8, rows), rows=rows, padded=triton.next_power_of_2(k // 8), ahead=ahead)
 
 
-def depth(rows: int, parts: int) -> tuple[int, int]:
+def depth(parts: int) -> tuple[int, int]:
     """Most steps in flight, and registers of a thread."""
-    return OF_PARTS if parts > 1 else SHALLOW if rows > 8 else DEEP
+    return OF_PARTS if parts > 1 else WHOLE
 
 
 def here(device: torch.device) -> bool:
@@ -172,7 +171,7 @@ def launch(
     tensors = arguments(x, weight)
     words, pairs, _, w_words, _, scale_2 = tensors
     groups, n, k = w_words.shape[0], w_words.shape[1], 8 * w_words.shape[2]
-    most_ahead, registers = depth(len(words), parts)
+    most_ahead, registers = depth(parts)
     _linear_hopper_kernel[(groups * (n // (16 * WARPS)), parts)](
         *tensors,
         out,
@@ -197,7 +196,7 @@ def build(name: str, k: int, rows: int, parts: int, ahead: int) -> Build:
     pointers = operands("*i32", "*i16", "*i32", "*bf16" if parts == 1 else "*fp32")
     integers = ("T", "N", "G", "x_stride", "x_scale_stride", "scale_2_stride")
     constants = {"K": k, "X_AHEAD": ahead, "PARTS": parts}
-    most_ahead, registers = depth(rows, parts)
+    most_ahead, registers = depth(parts)
     return Build(
         name=f"linear/nvfp4_hopper/{name}",
         kernel=_linear_hopper_kernel,
