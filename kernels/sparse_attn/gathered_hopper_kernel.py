@@ -259,7 +259,7 @@ def attend_gathered_hopper_kernel(
             (_producer, (gathered, idx, num_keys - low * 64, steps, keys, columns, bars, STAGES)),
         ],
         [4, 4, 4],
-        [168, 168, 40],
+        [160, 160, 56],
     )
 
 

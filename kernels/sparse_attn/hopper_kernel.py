@@ -204,7 +204,7 @@ def attend_hopper_kernel(
             ),
         ],
         [4, 4, 4],
-        [176, 176, 40] if SEVEN else [192, 192, 24],
+        [176, 176, 40] if SEVEN else [192, 192, 40],
     )
 
 
