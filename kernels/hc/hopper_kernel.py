@@ -51,7 +51,7 @@ def _upper(x):
 
 
 @gluon.jit
-def _store_terms(weight, terms, turn):
+def store_terms(weight, terms, turn):
     """FP32 [32, 64] as three BF16 values whose sum it is, largest first, cut, not rounded: two bare operations."""
     high = _cut(weight)
     rest = weight - high
@@ -62,7 +62,7 @@ def _store_terms(weight, terms, turn):
 
 
 @gluon.jit
-def _multiply(x, terms, turn, total):
+def multiply(x, terms, turn, total):
     """``total + x @ weight.T``, smallest terms first, issued."""
     total = warpgroup_mma(x, terms.index(turn * 3 + 2).permute((1, 0)), total, is_async=True)
     total = warpgroup_mma(x, terms.index(turn * 3 + 1).permute((1, 0)), total, is_async=True)
@@ -79,7 +79,7 @@ def _fill(loads, stage, row, k, BLOCK_T: gl.constexpr):
 
 
 @gluon.jit
-def _squares(x):
+def row_squares(x):
     """Sum of each row's squares."""
     wide = x.to(gl.float32)
     return gl.sum(wide * wide, 1)
@@ -93,15 +93,15 @@ def _segment(loads, terms, zeros, operand: gl.constexpr, plain: gl.constexpr, SE
     for step in gl.static_range(SEGMENT):
         mbarrier.wait(full.index(step), 0)
         held = held + (staged.index(step).load(operand),)  # noqa: RUF005
-        _store_terms(weights.index(step).load(plain), terms, step)
+        store_terms(weights.index(step).load(plain), terms, step)
     fence_async_shared()
     gl.thread_barrier()
     part = warpgroup_mma_init(zeros)
     for step in gl.static_range(SEGMENT):
-        part = _multiply(held[step], terms, step, part)
-    square = _squares(held[0])
+        part = multiply(held[step], terms, step, part)
+    square = row_squares(held[0])
     for step in gl.static_range(1, SEGMENT):
-        square += _squares(held[step])
+        square += row_squares(held[step])
     return warpgroup_mma_wait(0, deps=(part,)), square
 
 
@@ -132,7 +132,7 @@ def _chains(
     for step in range(steps):
         mbarrier.wait(full.index(stage), phase)
         x = staged.index(stage).load(operand)
-        _store_terms(weights.index(stage).load(plain), terms, turn)
+        store_terms(weights.index(stage).load(plain), terms, turn)
         fence_async_shared()
         done, held = warpgroup_mma_wait(0, deps=(part, held))
         gl.thread_barrier()
@@ -153,9 +153,9 @@ def _chains(
                     pair = zeros
                     total_square += pair_square
                     pair_square = no_squares
-        part = _multiply(x, terms, turn, done)
+        part = multiply(x, terms, turn, done)
         held = x
-        square += _squares(x)
+        square += row_squares(x)
         stage += 1
         if stage == STAGES:
             stage = 0

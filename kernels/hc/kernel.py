@@ -15,6 +15,7 @@ from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT
 from kernels.hc import hopper_kernel as hopper
+from kernels.hc.columns_hopper_kernel import partial_columns_kernel
 from kernels.hc.finish_kernel import finish_kernel
 from kernels.hc.mix_kernel import partial_kernel
 from kernels.hc.ref import Mix
@@ -301,6 +302,10 @@ def _partial(name: str, chosen: Tiles, only: tuple[str, ...]) -> Build:
             "part_ptr": "*fp32",
         }
         integers, aligned, kernel = ("num_rows", "K", "steps"), ("K",), hopper.partial_hopper_kernel
+        if chosen.walked:
+            pointers["fn_ptr"] = "*fp32"
+            del pointers["fn"]
+            integers, kernel = ("num_rows", "K", "tiles"), partial_columns_kernel
     else:
         streams = "*i16" if chosen.halves else "*bf16"
         pointers = {"streams_ptr": streams, "fn_ptr": "*fp32", "part_ptr": "*fp32"}

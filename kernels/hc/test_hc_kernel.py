@@ -141,7 +141,7 @@ def test_the_hopper_kernel_has_one_order_of_sums(T, D, monkeypatch):
     few = kernel.mix(*args, **HC, path="hopper")
     assert_near(few, ref.mix(streams.float(), fn, base, scale, **HC), tolerance(streams, fn, scale))
     tiles = weights.hopper_tiles
-    for rows in (1, 512, 4096):
+    for rows in (1, 512, 1500, 4096):
         tile_as(monkeypatch, tiles, rows, T, 4 * D)
         for _ in range(3):
             for one, other in zip(few, kernel.mix(*args, **HC, path="hopper"), strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.arguments import check, check_option
 from kernels.formats.device import EXACT
 from kernels.hc import hopper_kernel as hopper
+from kernels.hc.columns_hopper_kernel import partial_columns_kernel
 from kernels.hc.finish_kernel import finish_kernel
 from kernels.hc.mix_kernel import FOUR, SEGMENT, partial_kernel
 from kernels.hc.ref import Mix
@@ -32,7 +33,8 @@ class Tiles:
     rows, splits : programs of the first.
     halves : whether BF16 streams go as int16, from registers to the tensor cores.
     early : whether the second kernel's programs may be placed while the first runs.
-    steps : of 64 columns a program of the Hopper kernel walks; 0: the portable kernel.
+    steps : of 64 columns of a program of the Hopper kernels; 0: the portable kernel.
+    walked : tiles of rows of a program that keeps its columns' weights; 0: the Hopper kernel that keeps rows.
     """
 
     first: Mapping[str, Any]
@@ -42,6 +44,7 @@ class Tiles:
     halves: bool = False
     early: bool = True
     steps: int = 0
+    walked: int = 0
 
 
 def tiles(num_rows: int, K: int) -> Tiles:
@@ -87,11 +90,13 @@ def tiles(num_rows: int, K: int) -> Tiles:
 
 
 def hopper_tiles(num_rows: int, K: int) -> Tiles:
-    """Tiles of the Hopper kernel.
+    """Tiles of the Hopper kernels.
 
     A segment is long enough that there are no more of them than SMs, and few rows get a program each. Hundreds of rows
-    get a program a chain, thousands a program four chains: two programs an SM. Measured (H200, 2026-12-01): 64 rows of
-    16384 values, first kernel alone 4.0 us, with the second 5.6; 512 rows, 11.0 and 13.8; 4096 rows, 45 and 49.
+    are walked by programs that keep their columns' weights, or, where a chain's outgrow shared memory, get a program a
+    chain; thousands get a program four chains: two programs an SM.
+    Measured (H200, 2026-12-01): 64 rows of 16384 values, first kernel alone 4.0 us, with the second 5.6; 4096 rows, 45
+    and 49.
 
     The second kernel's programs may be placed early but where the first fills the SMs. They have a row and two warps,
     or rows enough to share one.
@@ -100,6 +105,8 @@ def hopper_tiles(num_rows: int, K: int) -> Tiles:
     while triton.cdiv(K, hopper.STEP * segment) > SMS:
         segment *= 2
     few, many = num_rows <= 256, num_rows >= 2048
+    if not few and not many and segment == 2:
+        return _column_tiles(num_rows, K, segment)
     steps = segment * (1 if few else 16 if many else hopper.SINGLES)
     block, rows = 64 if few else 128, 1 if num_rows <= 64 else 8 if many else 4
     splits, singles = triton.cdiv(K, hopper.STEP * steps), hopper.SINGLES if few else 1
@@ -111,20 +118,45 @@ def hopper_tiles(num_rows: int, K: int) -> Tiles:
             "ALONE": few,
             "num_warps": block // 16,
         },
-        second={
-            "FOURS": 1,
-            "SINGLES": singles,
-            "GROUPS": triton.next_power_of_2(triton.cdiv(splits, singles)),
-            "ROWS": rows,
-            "num_warps": 2 if rows == 1 else 1,
-            "maxnreg": 128,
-            **EXACT,
-        },
+        second=_second(splits, singles, rows),
         rows=triton.cdiv(num_rows, block),
         splits=splits,
         early=not many,
         steps=steps,
     )
+
+
+def _column_tiles(num_rows: int, K: int, segment: int) -> Tiles:
+    """Tiles of the kernel that keeps its columns' weights: a program an SM, a chain of four segments each.
+
+    More stages would leave the second kernel's programs no shared memory beside the first. Measured (H200,
+    2026-12-01), us of both kernels, 512 rows of 16384 values: 3 stages of rows' programs, as above, 16.3; 4, 5, 6, 7, 8
+    here 13.0, 13.1, 13.5, 13.9, 15.5. 300 and 1024 rows: 11.4 and 18.7, before 12.6 and 21.7.
+    """
+    steps = segment * hopper.SINGLES
+    splits = triton.cdiv(K, hopper.STEP * steps)
+    walked = triton.cdiv(triton.cdiv(num_rows, 128), max(1, SMS // splits))
+    return Tiles(
+        first={"SEGMENT": segment, "SEGMENTS": hopper.SINGLES, "BLOCK_T": 128, "STAGES": 4, "num_warps": 8},
+        second=_second(splits, 1, 4),
+        rows=triton.cdiv(num_rows, 128 * walked),
+        splits=splits,
+        steps=steps,
+        walked=walked,
+    )
+
+
+def _second(splits: int, singles: int, rows: int) -> dict[str, Any]:
+    """Of the second kernel behind a Hopper one."""
+    return {
+        "FOURS": 1,
+        "SINGLES": singles,
+        "GROUPS": triton.next_power_of_2(triton.cdiv(splits, singles)),
+        "ROWS": rows,
+        "num_warps": 2 if rows == 1 else 1,
+        "maxnreg": 128,
+        **EXACT,
+    }
 
 
 def partial_sums(T: int, D: int, device: torch.device | str) -> Tensor:
@@ -183,6 +215,9 @@ def _launch_first(chosen: Tiles, streams: Tensor, fn: Tensor, part: Tensor, K: i
     if chosen.steps:
         copied = hopper.descriptors(streams, fn, chosen.first["BLOCK_T"])
         constants |= overlap(streams.device) if chosen.early else {"PDL": False}
+    if chosen.walked:
+        partial_columns_kernel[grid](copied[0], fn, part, len(streams), K, chosen.walked, **constants)
+    elif chosen.steps:
         hopper.partial_hopper_kernel[grid](*copied, part, len(streams), K, chosen.steps, **constants)
     else:
         halves = chosen.halves and streams.dtype is torch.bfloat16
