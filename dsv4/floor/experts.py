@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dsv4.floor import equations as eq
+from dsv4.floor.accumulation import FP32_UNIT
 from dsv4.floor.layer import Env, LayerBase, Written, matrix
 from dsv4.model.cache import Batch
 from kernels.linear.ref import Weight
@@ -42,9 +43,9 @@ class ExpertStages(LayerBase):
         In FP32, as a router computes them: a sum of k scores, a quotient and a product, each rounded.
         """
         chosen = torch.gather(env["router_scores"].double(), 1, env["expert_ids"])
-        total = self.dither(chosen.sum(-1, keepdim=True), chosen.shape[-1])
-        share = self.dither(chosen / (total + 1e-20), 1)
-        return {"expert_weights": self._single(share * self.config.routed_scaling_factor)}
+        weights = chosen * (self.config.routed_scaling_factor / (chosen.sum(-1, keepdim=True) + 1e-20))
+        roundings = max(chosen.shape[-1] / 2, 1.0) + 2  # their variances add; a sum's as in Dither
+        return {"expert_weights": self.dither(weights, 1, FP32_UNIT * roundings**0.5).float()}
 
     def _ffn(
         self, x: Tensor, first: Weight, gate: Tensor, up: Tensor, down: Weight, down_matrix: Tensor
