@@ -25,6 +25,7 @@ class FloorModel:
         seed: int | None,
         sums: Accumulation = FP32,
     ) -> None:
+        sums = FP32 if plan.rounding == "none" else sums  # then no operand is FP8
         dither = Dither(seed)
         self.config = config
         self.stages = [

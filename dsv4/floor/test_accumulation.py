@@ -6,6 +6,7 @@ import torch
 from dsv4.floor.accumulation import FP32, HOPPER_FP8_UNIT, accumulation_of
 from dsv4.floor.dither import Dither
 from dsv4.floor.layer import FP8_BLOCK
+from dsv4.floor.model import FloorModel
 from dsv4.floor.stages import FloorLayer
 from dsv4.model.random_model import random_weights, small_config
 from dsv4.plan import Plan
@@ -91,3 +92,10 @@ def test_draws_of_expert_weights_have_the_size_of_an_fp32_routers_error(chosen):
     single = (Dither(1)(exact, 1).float().double() / exact - 1).square().mean().sqrt()
     assert 1 / 1.5 < measured / drawn < 1.5
     assert single < drawn / 1.5
+
+
+@pytest.mark.parametrize(("rounding", "unit"), [("plan", HOPPER_FP8_UNIT), ("none", FP32.fp8)])
+def test_who_rounds_nothing_has_no_fp8_operand(rounding, unit):
+    hopper, config = accumulation_of("kernel", (9, 0)), small_config()
+    model = FloorModel(config, random_weights(config, 0), Plan(rounding=rounding), None, hopper)
+    assert {layer.sums.fp8 for layer in model.stages} == {unit}
