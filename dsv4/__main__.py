@@ -16,6 +16,8 @@ stages, each `python -m NAME --results results/RUN --config config.yaml`:
   dsv4.judge.collect     all verdicts and metrics in one file each
   dsv4.report            the page, reports/index.html
   dsv4.judge.enforce     exit 1 if a spine rung did not pass
+  dsv4.commits.audit     verdicts of commits, each on its own code (--base REV --head REV, or --commit SHA)
+  dsv4.report.commits    their page, reports/commits.html
 """
 
 import argparse

@@ -12,6 +12,8 @@ import psutil
 
 from dsv4 import archived
 from dsv4.backend.paths import NoKernelError, check_plan
+from dsv4.commits import history
+from dsv4.commits.branch import repository
 from dsv4.config import Config, ConfigError, backend_of, checkpoint_files
 from dsv4.files import cannot_write, temporary_name
 from dsv4.prompts import encode_all
@@ -31,7 +33,8 @@ def check(config: Config) -> dict[str, int]:
     Raises
     ------
     ConfigError
-        Names the file and what to do; or a rung that no kernel computes, or that reaches an archived file.
+        Names the file and what to do; a rung that no kernel computes, or that reaches an archived file, or whose commit
+        is not there.
     """
     backend = backend_of(config).kind
     if backend == "kernel":
@@ -43,6 +46,9 @@ def check(config: Config) -> dict[str, int]:
             except NoKernelError as error:
                 raise ConfigError(f"{config.path}: ladder.{rung.id}: {error}") from error
     archived.check(config, backend)
+    for rung in config.ladder.default():
+        if rung.commit:
+            history.resolve(repository(config), rung.commit)
     checkpoint_files(config.checkpoint)
     return {name: len(ids) for name, ids in encode_all(config).items()}
 

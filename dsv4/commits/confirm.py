@@ -1,4 +1,4 @@
-"""A/B/A on commits: at the culprit, run the commit's code again, its parent's, and the commit's once more."""
+"""A/B/A on commits: after a failure, run the parent's code again and then the commit's, and look at the culprit."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ SKIPPED = "not confirmed by repeat, revert, re-apply"
 
 
 def confirm_by_aba(branch: Branch, sha: str, against: str) -> Confirm:
-    """Repeat a commit, revert to the one that it is compared with, and re-apply it, on the prompt that failed."""
+    """Revert a commit to the one whose dumps it is compared with and re-apply it, on the prompt that failed."""
 
     def confirm(finding: Finding) -> tuple[dict[str, Any] | None, str]:
         if not finding.prompt or finding.mode != "isolated":
@@ -37,32 +37,26 @@ def confirm_by_aba(branch: Branch, sha: str, against: str) -> Confirm:
 
 
 def _compared(branch: Branch, sha: str, against: str, at: tuple[str, Layer, str]) -> dict[str, Any]:
+    """Both codes once more; the dumps that failed are the first A, so the commit's new run is what re-applies."""
     prompt, layer, tap = at
-    with checked_out(branch.repo, sha, branch.results) as room:
-        own = [_again(branch, sha, room, at) for _ in range(2)]
-    with checked_out(branch.repo, against, branch.results) as room:
-        other = _again(branch, against, room, at)
-    stored, before = (tap_of(branch.folder(each) / f"{prompt}.h5", layer, tap) for each in (sha, against))
+    other, own = (_again(branch, each, at) for each in (against, sha))
+    before, stored = (tap_of(branch.folder(each) / f"{prompt}.h5", layer, tap) for each in (against, sha))
     truth = _reference(branch, prompt, layer, tap)
-    repeat, reapply, revert = (
-        same_bytes(own[0], stored),
-        same_bytes(own[1], stored),
-        same_bytes(other, before),
-    )
-    changed = not same_bytes(own[0], other)
+    revert, repeat, changed = same_bytes(other, before), same_bytes(own, stored), not same_bytes(own, other)
     return {
         "repeat": repeat,
         "revert": revert,
-        "reapply": reapply,
+        "reapply": repeat,
         "changed": changed,
-        "distance": None if truth is None else [distance(values, truth) for values in (own[0], other)],
-        "confirmed": repeat and revert and reapply and changed,
+        "distance": None if truth is None else [distance(values, truth) for values in (own, other)],
+        "confirmed": repeat and revert and changed,
     }
 
 
-def _again(branch: Branch, sha: str, room: Path, at: tuple[str, Layer, str]) -> np.ndarray:
+def _again(branch: Branch, sha: str, at: tuple[str, Layer, str]) -> np.ndarray:
     prompt, layer, tap = at
-    return tap_of(run_tree(branch.job(sha), room, [prompt]) / f"{prompt}.h5", layer, tap)
+    with checked_out(branch.repo, sha, branch.results) as room:
+        return tap_of(run_tree(branch.job(sha), room, [prompt]) / f"{prompt}.h5", layer, tap)
 
 
 def tap_of(path: Path, layer: Layer, tap: str, mode: str = "isolated") -> np.ndarray:

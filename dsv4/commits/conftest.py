@@ -19,7 +19,7 @@ from dsv4.run.reference import write_plain, write_trained
 from dsv4.run.setup import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = {"num_hidden_layers": 6, "compress_ratios": [0, 4, 8, 4, 8, 4], "vocab_size": 320}
+SIZES = {"num_hidden_layers": 6, "compress_ratios": [0, 0, 8, 4, 0, 4], "vocab_size": 320}
 TEXT = (ROOT / "data/nano/heldout.txt").read_text(encoding="utf-8")
 STAGES, ROUTE = "dsv4/model/stages.py", "kernels/route/ref.py"
 

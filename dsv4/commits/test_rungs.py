@@ -1,13 +1,20 @@
 """Commits in the configuration: rungs that name one, and which branch is judged."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dsv4.commits import history
 from dsv4.commits.branch import default_rung
+from dsv4.commits.rung import write_commit_variant
 from dsv4.config import ConfigError, commit_words, load, with_options
+from dsv4.dump import DumpReader
 from dsv4.judge.claims_by_field import claimed
+from dsv4.judge.measure import measure
 from dsv4.ladder import Ladder, LadderError
+from dsv4.plan import flatten
+from dsv4.run.setup import prepare
 from dsv4.taps import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,3 +73,23 @@ def test_options_of_the_command_line_go_before_the_file():
 def test_other_options_are_refused(options, says):
     with pytest.raises(ConfigError, match=says):
         with_options(load(ROOT / "config.yaml"), options)
+
+
+def test_a_rung_runs_its_commits_own_code(small):
+    rungs = {
+        "P4": BOTTOM,
+        "Mine": {"parent": "P4", "commit": "main~4"},
+        "Crash": {"parent": "P4", "commit": "main"},
+    }
+    setup = prepare(small.config.path, small.results)
+    setup = replace(setup, config=replace(small.config, ladder=Ladder(rungs)))
+    assert history.resolve(small.repository.folder, "main~4") == small.shas["good"]
+    for rung in ("Mine", "Crash"):
+        write_commit_variant(setup, setup.config.ladder[rung])
+    with DumpReader(small.results / "variants/Mine/one.h5", {"variant": "Mine", "kind": "variant"}) as dump:
+        assert (dump.attrs["commit"], dump.attrs["dirty"]) == (small.shas["good"], False)
+        assert dump.attrs["plan"] == flatten(setup.config.ladder["P4"].plan)
+    with DumpReader(small.results / "variants/Crash/two.h5", {"variant": "Crash"}) as dump:
+        assert dump.attrs["error"].startswith("main does not run: ImportError: cannot import name 'Fp5Key'")
+    frame, notes = measure(small.results, setup.config.ladder, "Crash", ["one", "two"])
+    assert (len(frame), notes.error[:17]) == (0, "main does not run")
