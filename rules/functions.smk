@@ -176,7 +176,8 @@ def noise_of_baseline(wildcards):
 def no_such_target(wildcards):
     """Say what there is; Snakemake alone would only say that no rule makes it."""
     raise WorkflowError(
-        f"no variant or target {wildcards.name!r}; variants: {', '.join(VARIANTS)}; targets: all, reference, report, build, bench"
+        f"no variant or target {wildcards.name!r}; variants: {', '.join(VARIANTS)}; targets: all, reference, report, build,"
+        " bench, commits, bisect, verify_commits"
     )
 
 
@@ -248,5 +249,6 @@ def floors_of_branch(wildcards):
 
 def question(wildcards):
     """What bisect asks of a commit: ``--config tap=topk limit=0.9``."""
-    asked = {name: OPTIONS[name] for name in ("tap", "limit", "metric") if OPTIONS.get(name) is not None}
+    given = workflow.config_settings.config
+    asked = {name: given[name] for name in ("tap", "limit", "metric") if given.get(name) is not None}
     return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in asked.items())

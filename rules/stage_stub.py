@@ -28,6 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("results", "config", "variant", "target", "commit", "base", "head", "repo", "rung"):
         parser.add_argument(f"--{name}", default="")
+    for name in ("tap", "limit", "metric"):
+        parser.add_argument(f"--{name}", default="")
     parser.add_argument("--variants", nargs="*", default=[])
     options = parser.parse_args()
     results, variant = Path(options.results), options.variant or options.commit
@@ -36,7 +38,7 @@ def main() -> None:
         log.write(f"{STAGE} {variant}\n")
     if [STAGE, variant] in script["crash"]:
         sys.exit(f"{STAGE} {variant}: told to crash")
-    print(STAGE, variant, flush=True)
+    print(STAGE, variant, options.tap, options.limit, flush=True)
     time.sleep(script["sleep"].get(STAGE, 0))
     if STAGE in ("reference", "variant", "floor"):
         kinds = {"reference": ["reference", "plain"], "variant": ["variants"], "floor": ["floor"]}[STAGE]

@@ -53,7 +53,7 @@ COPIED += [
 STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise", "run.times"]
 STAGES += ["engine.cross_check", "judge.measure", "judge.gate", "judge.reached", "judge.collect"]
 STAGES += ["judge.enforce", "casts", "report.__main__"]
-STAGES += ["commits.audit", "commits.enforce", "report.commits"]
+STAGES += ["commits.audit", "commits.enforce", "commits.bisect", "commits.verify", "report.commits"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
     **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor", "noise")},

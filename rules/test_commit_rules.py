@@ -72,11 +72,28 @@ def test_a_commit_that_fails_ends_in_exit_status_1_and_a_page(branched):
     branched.ran()
 
 
+@pytest.mark.parametrize(("target", "stage"), [("bisect", "bisect"), ("verify_commits", "verify")])
+def test_what_answers_on_the_terminal_runs_each_time_and_fails_without_a_page(branched, target, stage):
+    asked = ("--config", "base=base", "head=main", "tap=index_topk", "limit=0.9", "--", target)
+    result = branched.run(*asked)
+    assert result.returncode == 0, result.text
+    assert branched.ran()[stage] == {""}
+    assert ("bisect  index_topk 0.9" in result.text) == (target == "bisect")
+    branched.script(crash=[[stage, ""]])
+    result = branched.run(*asked)
+    assert result.returncode == 1
+    assert branched.ran() == {stage: {""}}
+    assert "the run stopped" not in result.text  # nothing is said of the ladder
+    branched.script()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("commits",), "which commits? snakemake commits --config base=main head=my-branch"),
         (("commits", "--config", "base=base", "head=nowhere"), "no commit 'nowhere'"),
+        (("bisect", "--config", "base=base"), "which commits?"),
+        (("verify_commits",), "which commits?"),
         (("commits", "--config", "base=base", "haed=main"), "--config haed: is not read"),
     ],
 )
