@@ -115,7 +115,7 @@ class KernelTransformer(Transformer):
 
     def forward(self, caches: list[SequenceCache], chunks: list[Tensor], probe: Probe = unchanged) -> Tensor:
         """See :meth:`dsv4.model.transformer.Transformer.forward`; logits come back to the CPU."""
-        self._check(caches, chunks)
+        self.check(caches, chunks)
         batch = next_batch(caches, [chunk.to(self._device) for chunk in chunks])
         with counted() as launches:
             logits = self.run(batch, probe)

@@ -1,6 +1,6 @@
 """The forward pass: stages chained layer by layer over a batch of sequences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -90,7 +90,7 @@ class Transformer:
         ValueError
             A sequence would outgrow ``max_position_embeddings``, or a token id is out of range.
         """
-        self._check(caches, chunks)
+        self.check(caches, chunks)
         batch = next_batch(caches, chunks)
         streams = embed(self.weights, self.config, batch.tokens, self.numerics.residual(0))
         for layer, stages in enumerate(self.stages):
@@ -100,7 +100,8 @@ class Transformer:
             cache.length += len(chunk)
         return env["logits"]
 
-    def _check(self, caches: list[SequenceCache], chunks: list[Tensor]) -> None:
+    def check(self, caches: Sequence[SequenceCache], chunks: Sequence[Tensor]) -> None:
+        """Refuse what :meth:`forward` cannot take, before anything runs; errors as there."""
         for index, (cache, chunk) in enumerate(zip(caches, chunks, strict=True)):
             total = cache.length + len(chunk)
             if total > self.config.max_position_embeddings:

@@ -1,0 +1,83 @@
+"""Batched prefill: prompts of unequal length in as few passes of the model as a number of rows allows."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dsv4.model.cache import SequenceCache
+from dsv4.model.transformer import Transformer
+
+CHUNK = 512  # rows a pass; what a pass holds at a time grows with them, its logits of every row most of all
+
+Cut = list[tuple[int, slice]]
+
+
+def prefill(
+    model: Transformer, caches: Sequence[SequenceCache], prompts: Sequence[Tensor], chunk: int = CHUNK
+) -> Tensor:
+    """Append every prompt to its cache, and return what follows each.
+
+    Rows of several sequences share a pass, one after the other and never padded. A sequence's cache and logits
+    do not depend on what it shares its passes with, nor on where it is cut: bitwise so on refs.
+
+    Parameters
+    ----------
+    model : Transformer
+    caches : one a sequence, empty or with the tokens before the prompt.
+    prompts : token ids (T_i,) int64, one or more each.
+    chunk : int
+        Most rows of a pass, of all sequences together. A longer prompt takes several.
+
+    Returns
+    -------
+    (B, V) FP32
+        Logits of each prompt's last row.
+
+    Raises
+    ------
+    ValueError
+        No sequences, one without a token or ``chunk`` under 1; or see :meth:`Transformer.forward`, where a sequence
+        that fits is not left half done: lengths and ids are looked at before the first pass.
+    """
+    if not prompts or any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError(f"prefill of {[len(prompt) for prompt in prompts]} tokens: expected 1 or more each")
+    model.check(caches, prompts)
+    last: dict[int, Tensor] = {}
+    for cut in passes([len(prompt) for prompt in prompts], chunk):
+        logits = model.forward(
+            [caches[sequence] for sequence, _ in cut], [prompts[sequence][rows] for sequence, rows in cut]
+        )
+        row = 0
+        for sequence, rows in cut:
+            row += rows.stop - rows.start
+            last[sequence] = logits[row - 1].clone()  # a view would keep every row's logits
+    return torch.stack([last[sequence] for sequence in range(len(prompts))])
+
+
+def passes(lengths: Sequence[int], chunk: int) -> Iterator[Cut]:
+    """Cut sequences into passes of ``chunk`` rows, the last pass shorter: (sequence, its rows) pairs a pass.
+
+    In order, so that a sequence is begun once those before it are done: few are in a pass, and each is cut as
+    seldom as it can be.
+
+    Raises
+    ------
+    ValueError
+        ``chunk`` under 1.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk = {chunk}: expected the rows of a pass, 1 or more")
+    cut: Cut = []
+    room = chunk
+    for sequence, length in enumerate(lengths):
+        start = 0
+        while start < length:
+            rows = min(room, length - start)
+            cut.append((sequence, slice(start, start + rows)))
+            start, room = start + rows, room - rows
+            if not room:
+                yield cut
+                cut, room = [], chunk
+    if cut:
+        yield cut
