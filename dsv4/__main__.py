@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from dsv4 import preflight, salvage
 from dsv4.closure import command as closure
 from dsv4.config import Config, ConfigError, load, run_id
+from dsv4.generate.options import OPTIONS as GENERATE_OPTIONS
 from dsv4.prompts import load_prompts
 
 
@@ -90,6 +91,12 @@ def _bisect_step(config: Config, arguments: argparse.Namespace) -> int:
     from dsv4.commits import bisect
 
     return bisect.step(config, arguments)
+
+
+def _generate(config: Config, arguments: argparse.Namespace) -> int:
+    from dsv4.generate import command  # torch, and the model
+
+    return command.run(config, arguments)
 
 
 Option = tuple[str, dict[str, Any]]
@@ -155,6 +162,11 @@ COMMANDS = {
             ("--metric", {"help": "which number (default: by the kind of tap)"}),
         ),
         failed=125,  # which git bisect takes for neither
+    ),
+    "generate": Command(
+        _generate,
+        "continue a text or a chat with the reference or a rung; all prompts as one batch by default",
+        GENERATE_OPTIONS,
     ),
 }
 

@@ -8,13 +8,14 @@ model sees what it was trained on. Imports no torch.
 import hashlib
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from dsv4.config import FETCH, CheckpointError, Config, ConfigError, json_object, read_yaml
 from dsv4.model.config import ModelConfig, load_config
@@ -95,10 +96,15 @@ class PromptTokenizer:
         self._tokenizer.no_padding()
         self._settings = json_object(checkpoint / "tokenizer_config.json")
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, written: Mapping[int, Sequence[int]] | None = None) -> list[int]:
         """Token ids of a prompt, from the beginning-of-sequence token on.
 
         A control token's name that stands in a prompt's *text* is text, never the control token.
+
+        Parameters
+        ----------
+        prompt : Prompt
+        written : turn -> the ids that a model wrote for it; they stand for its text, whose own ids may be others.
 
         Raises
         ------
@@ -112,8 +118,37 @@ class PromptTokenizer:
         for piece, turn in self._laid_out(prompt):
             ids += self._ids(piece, control=True)
             if turn is not None:
-                ids += self._ids(prompt.turns[turn][1])
+                ids += (written or {}).get(turn) or self._ids(prompt.turns[turn][1])
         return ids
+
+    def eos(self) -> int:
+        """Token that ends a document.
+
+        Raises
+        ------
+        CheckpointError
+            The checkpoint names none.
+        """
+        return self._ids(self._special("eos_token"), control=True)[0]
+
+    def turn_end(self) -> int:
+        """Token that the chat template writes after an assistant's turn.
+
+        Raises
+        ------
+        CheckpointError
+            No chat template, one that fails, or one that writes nothing there; or its tokenizer fails.
+        """
+        turns: tuple[tuple[Role, str], ...] = (("user", "a"), ("assistant", "b"), ("user", "c"))
+        pieces = self._laid_out(Prompt(id="turn end", kind="chat", turns=turns))
+        if not (ids := self._ids(pieces[2][0], control=True)):
+            raise CheckpointError(f"{self._folder}: chat_template ends no assistant's turn; {TEMPLATE}")
+        return ids[0]
+
+    def stream(self) -> Callable[[int], str | None]:
+        """Text of tokens one by one, control tokens by name; None while a character is not whole."""
+        stream, tokenizer = DecodeStream(skip_special_tokens=False), self._tokenizer
+        return lambda token: stream.step(tokenizer, token)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, control tokens by name."""
