@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dsv4.generate.accounting import account
 from dsv4.generate.batch import Request, generate
 from dsv4.generate.chat import Chat, extension
 from dsv4.generate.sampling import Sampler, Sampling, draw
+from dsv4.generate.stops import stops_of
 from dsv4.model import numerics
 from dsv4.model.random_model import random_weights, small_config
 from dsv4.model.transformer import Transformer
@@ -257,3 +259,13 @@ def test_a_template_that_drops_an_earlier_turn_is_read_cold(small, monkeypatch):
     answer = talk.ask("And?", 2)
     assert talk.warm == 0
     assert answer.cache.length == len(talk._read)
+
+
+# A stop id that is dropped on the way from the checkpoint to the loop
+
+
+def test_a_dropped_stop_id_is_seen_in_the_account():
+    stops = stops_of(TOKENIZER, NANO, "chat")
+    for kept, ran_past in ((stops.every, None), ((EOS,), 2)):
+        (got,) = generate(Scripted({"q": [*b"hi", END, *b"more"]}), TOKENIZER, [ask("q", stop_ids=kept)])
+        assert account(got.tokens, got.reason, "chat", stops).ran_past == ran_past
