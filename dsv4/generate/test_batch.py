@@ -75,6 +75,7 @@ def test_sequences_end_apart_and_the_others_go_on():
         ({"budget": 9}, "one\ntwo.", "stop_id", END, 9),  # the stop id is the budget's last
         ({"budget": 8}, "one\ntwo.", "budget", None, 8),
         ({"stop_strings": ["e\nt"]}, "on", "stop_string", "e\nt", 5),
+        ({"budget": 3, "stop_strings": ["e\nt"]}, "one", "budget", None, 3),  # what was held back comes out
         ({"stop_ids": ()}, "one\ntwo.<|end_of_turn|>" + "\0" * 2, "budget", None, 11),
     ],
 )

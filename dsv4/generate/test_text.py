@@ -60,6 +60,12 @@ def test_a_stop_string_ends_the_text(text, stop, before, by):
     assert "".join(pieces) == before
 
 
+def test_the_first_whole_stop_string_counts_inside_a_token_too():
+    pieces, stream = streamed([97, 258], ["<|user", "us"])  # one token, "<|user|>"
+    assert (stream.text, stream.stopped) == ("a<|", "us")
+    assert "".join(pieces) == "a<|"
+
+
 def test_what_may_become_a_stop_string_is_held_back():
     stream = TextStream(TOKENIZER, ["END", "EN\u00e9"])
     assert [stream.push(byte) for byte in b"xEN "] == ["x", "", "", "EN "]
