@@ -18,16 +18,9 @@ def prefill(
 ) -> Tensor:
     """Append every prompt to its cache, and return what follows each.
 
-    Rows of several sequences share a pass, one after the other and never padded. A sequence's cache and logits
-    do not depend on what it shares its passes with, nor on where it is cut: bitwise so on refs.
-
     Parameters
     ----------
-    model : Transformer
-    caches : one a sequence, empty or with the tokens before the prompt.
-    prompts : token ids (T_i,) int64, one or more each.
-    chunk : int
-        Most rows of a pass, of all sequences together. A longer prompt takes several.
+    model, caches, prompts, chunk : see :func:`read`.
 
     Returns
     -------
@@ -37,22 +30,51 @@ def prefill(
     Raises
     ------
     ValueError
-        No sequences, one without a token or ``chunk`` under 1; or see :meth:`Transformer.forward`, where a sequence
-        that fits is not left half done: lengths and ids are looked at before the first pass.
+        See :func:`read`.
     """
-    if not prompts or any(len(prompt) == 0 for prompt in prompts):
-        raise ValueError(f"prefill of {[len(prompt) for prompt in prompts]} tokens: expected 1 or more each")
-    model.check(caches, prompts)
     last: dict[int, Tensor] = {}
-    for cut in passes([len(prompt) for prompt in prompts], chunk):
-        logits = model.forward(
-            [caches[sequence] for sequence, _ in cut], [prompts[sequence][rows] for sequence, rows in cut]
-        )
+    for cut, logits in read(model, caches, prompts, chunk):
         row = 0
         for sequence, rows in cut:
             row += rows.stop - rows.start
             last[sequence] = logits[row - 1].clone()  # a view would keep every row's logits
     return torch.stack([last[sequence] for sequence in range(len(prompts))])
+
+
+def read(
+    model: Transformer, caches: Sequence[SequenceCache], prompts: Sequence[Tensor], chunk: int = CHUNK
+) -> Iterator[tuple[Cut, Tensor]]:
+    """Append every prompt to its cache, pass by pass.
+
+    Rows of several sequences share a pass, one after the other and never padded. A sequence's cache and logits
+    do not depend on what it shares its passes with, nor on where it is cut: bitwise so on refs, under every plan
+    that does not tie a row to its launch.
+
+    Parameters
+    ----------
+    model : Transformer
+    caches : one a sequence, empty or with the tokens before the prompt.
+    prompts : token ids (T_i,) int64, one or more each.
+    chunk : int
+        Most rows of a pass, of all sequences together. A longer prompt takes several.
+
+    Yields
+    ------
+    cut : the (sequence, rows of its prompt) pairs of a pass
+    logits : FP32 (rows, V), in the order of ``cut``
+
+    Raises
+    ------
+    ValueError
+        No sequences, one without a token, or ``chunk`` under 1; a sequence too long for the model, or a token id out
+        of range. All of it is seen before the first pass.
+    """
+    if not prompts or any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError(f"prefill of {[len(prompt) for prompt in prompts]} tokens: expected 1 or more each")
+    model.check(caches, prompts)
+    for cut in passes([len(prompt) for prompt in prompts], chunk):
+        taken = [caches[sequence] for sequence, _ in cut]
+        yield cut, model.forward(taken, [prompts[sequence][rows] for sequence, rows in cut])
 
 
 def passes(lengths: Sequence[int], chunk: int) -> Iterator[Cut]:

@@ -7,7 +7,7 @@ import torch
 
 from dsv4.model import numerics
 from dsv4.model._trace import cache_bytes
-from dsv4.model.prefill import passes, prefill
+from dsv4.model.prefill import passes, prefill, read
 from dsv4.model.random_model import random_weights, small_config
 from dsv4.model.transformer import Transformer
 from dsv4.plan import Plan
@@ -76,6 +76,16 @@ def test_a_warm_cache_is_extended():
     warm = prefill(model("trained"), caches, [second, tokens(3)], 5)
     cold = prefill(model("trained"), [model("trained").new_cache()], [torch.cat((first, second))])
     assert torch.equal(warm[:1], cold)
+
+
+def test_reading_gives_every_rows_logits():
+    subject, prompts = model("trained"), [tokens(5), tokens(9, seed=1)]
+    rows = [[], []]
+    for cut, logits in read(subject, [subject.new_cache() for _ in prompts], prompts, 4):
+        for (sequence, _), part in zip(cut, logits.split([r.stop - r.start for _, r in cut]), strict=True):
+            rows[sequence].append(part)
+    for prompt, parts in zip(prompts, rows, strict=True):
+        assert torch.equal(torch.cat(parts), subject.forward([subject.new_cache()], [prompt]))
 
 
 @pytest.mark.parametrize(
