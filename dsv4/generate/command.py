@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from dsv4.config import Config, ConfigError
 from dsv4.generate.accounting import Account, account, by_kind
 from dsv4.generate.batch import Continuation, Request, generate
@@ -126,20 +128,22 @@ class _Job:
         """Continue the prompts of the configuration together, and print each once all are done."""
         prompts = list(self.setup.prompts.values())
         start = time.perf_counter()
-        made = generate(
-            self.model, self.tokenizer, [self.request(prompt) for prompt in prompts], chunk=self.chunk
-        )
+        requests = [self.request(prompt) for prompt in prompts]
+        with Console(stderr=True).status(f"{len(prompts)} prompts as one batch"):  # shown on a terminal alone
+            made = generate(self.model, self.tokenizer, requests, chunk=self.chunk)
         seconds = time.perf_counter() - start
         accounts = []
         for prompt, one in zip(prompts, made, strict=True):
             kind = kind_of(prompt)
             _say(f"== {prompt.id}\n{one.text}\n")
             accounts.append(account(one.tokens, one.reason, kind, self.stops(kind)))
-            print(f"[{kind}: {self._how(one, accounts[-1])}]", file=sys.stderr)
+            how = f"{len(one.tokens)} tokens, {self._how(one, accounts[-1])}"
+            print(f"{prompt.id} [{kind}: {how}]", file=sys.stderr)
         for kind, found in by_kind(accounts).items():
-            ends = [f"{self.tokenizer.name_of(stop)} {count}" for stop, count in found.stops.items()]
-            ends += [f"{reason} {count}" for reason, count in found.not_stopped.items()]
-            print(f"{kind}: {found.texts} texts, ended by {', '.join(ends)}", file=sys.stderr)
+            ends = [f"{count} ended by {self.tokenizer.name_of(stop)}" for stop, count in found.stops.items()]
+            ends += [f"{count} by {reason}" for reason, count in found.not_stopped.items()]
+            ends += [f"{found.ran_past} RAN PAST A STOP ID"] if found.ran_past else []
+            print(f"{kind}, {found.texts} in all: {', '.join(ends)}", file=sys.stderr)
         print(_rate(sum(len(one.tokens) for one in made), seconds), file=sys.stderr)
 
     def _ended(self, made: Continuation, kind: Kind, seconds: float, warm: int = 0) -> None:
@@ -158,9 +162,10 @@ class _Job:
             "not_finite": "logits are not finite",
         }[made.reason]
         own = "" if made.reason != "stop_id" or found.own_stop else ", not this kind's own turn end"
+        past = "" if found.ran_past is None else f"; RAN PAST the stop id at token {found.ran_past}"
         loop = found.loop
         repeats = f"; from token {loop.onset} on a loop of {loop.period} tokens" if loop else ""
-        return f"{said}{own}{repeats}"
+        return f"{said}{own}{past}{repeats}"
 
 
 def _rate(tokens: int, seconds: float) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4.__main__ import main
+from dsv4.generate import command
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,8 +56,21 @@ def test_all_prompts_are_one_batch_with_an_account_by_kind(run, tmp_path):
     assert status == 0
     assert printed.out.startswith("== a\n")
     assert printed.out.endswith("== b\nHello! How can I help you?\n")
-    assert "plain: 1 texts, ended by " in printed.err
-    assert "chat: 1 texts, ended by <|end_of_turn|> 1\n" in printed.err
+    assert "b [chat: 27 tokens, ended by <|end_of_turn|>]\n" in printed.err
+    assert "plain, 1 in all: 1 " in printed.err
+    assert "chat, 1 in all: 1 ended by <|end_of_turn|>\n" in printed.err
+    assert "RAN PAST" not in printed.err
+
+
+def test_a_stop_id_that_is_lost_on_its_way_is_said(run, monkeypatch):
+    """A fault between the checkpoint's stop ids and the loop."""
+    request = command.Request
+    monkeypatch.setattr(
+        command, "Request", lambda **given: request(**given | {"stop_ids": given["stop_ids"][:0]})
+    )
+    status, printed = run("--prompt", "def main():\n    pass\n\n\nmain()\n", "--tokens", "4")
+    assert status == 0
+    assert "RAN PAST the stop id at token " in printed.err
 
 
 @pytest.mark.parametrize(
