@@ -37,6 +37,16 @@ def test_bytes_that_are_no_text_are_marked_and_lose_nothing_else(data):
     assert "\ufffd" in stream.text
 
 
+BYTES = [0xE2, 0x82, 0xAC, 0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80, 0xFF, 0xEF, 0xBF, 0xBD, 65, 258]
+
+
+@given(st.lists(st.sampled_from(BYTES), max_size=12))
+def test_a_streamed_text_is_that_of_its_tokens_together(ids):
+    """Halves of characters, bytes that begin none, U+FFFD itself, control tokens in between."""
+    pieces, stream = streamed(ids)
+    assert "".join(pieces) == stream.text == TOKENIZER.decode(ids)
+
+
 def test_control_tokens_show_by_name():
     assert "".join(streamed([97, 258, 98])[0]) == "a<|user|>b"
 
