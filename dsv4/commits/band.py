@@ -8,11 +8,12 @@ and ``chat`` were equal in every bit of every tap with AVX-512 and with SSE alon
 Other versions, another device, or kernels on a GPU sum in another order, and what may follow from that is
 what the noise floor measures: its draws move every sum by FP32's rounding error before it is rounded.
 
-Let e be the emulation of the plan, v and w two implementations of it, r the reference, and d a bound of
-``|v - e| / |e|``. The angle between v and e is then at most ``asin(d)``. Angles obey the triangle
-inequality, so the angles of v and of w to r differ by ``2 asin(d)`` at most; and so do the largest of
-several such angles, which is what the lowest cosine of a layer is. Of a mean of cosines the same bound
-gives ``sin(a + 2 asin(d)) * 2 asin(d)``, with a the largest angle of any tensor.
+Let e be the emulation of the plan, v and w two implementations of it, r the reference (computed in FP64 on
+a CPU for either, so the same), and d a bound of ``|v - e| / |e|``. The angle between v and e is then at
+most ``asin(d)``. Angles obey the triangle inequality, so the angles of v and of w to r differ by
+``2 asin(d)`` at most; and so do the largest of several such angles, which is what the lowest cosine of a
+layer is. Of a mean of cosines the same bound gives ``sin(a + 2 asin(d)) * 2 asin(d)``, with a the largest
+angle of any tensor.
 
 d is the judge's own (:mod:`dsv4.judge.verdict`): a tensor of correct code exceeds the largest of M draws
 n-fold in its squared distance with probability ``(M + 1)^-n`` at most. For the worst row one step of the
