@@ -6,7 +6,7 @@ dsv4.run.aba``), and data files named by a string beside the module (``page.html
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -37,13 +37,15 @@ KERNEL_ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
     "kernels/sparse_attn/hopper_kernel.py": {"q_format": ("fp8", "fp8x2")},
 }
 KERNELS = "dsv4.backend.start"  # the one module through which kernels are reached
+COMMITS = "dsv4.commits.rung"  # the one through which a rung runs on a commit's code
 
 
-def closure(module: str, without: str = "", root: Path | None = None) -> tuple[str, ...]:
-    """Files that ``python -m module`` can run, relative to the repository, sorted; not those only ``without`` needs.
+def closure(module: str, without: Collection[str] = (), root: Path | None = None) -> tuple[str, ...]:
+    """Files that ``python -m module`` can run, relative to the repository, sorted.
 
     Parameters
     ----------
+    without : modules that are not followed, nor what only they need.
     root : the repository; None: this one.
 
     Raises
@@ -59,13 +61,15 @@ def closure(module: str, without: str = "", root: Path | None = None) -> tuple[s
     while names:
         found = _needs(names.pop(), root)
         files.update(found.files)
-        new = found.modules - seen - {without}
+        new = found.modules - seen - set(without)
         seen |= new
         names += new
     return tuple(sorted(files))
 
 
-def variant_code(module: str, plan: Mapping[str, str], backend: str = "ref") -> tuple[str, ...]:
+def variant_code(
+    module: str, plan: Mapping[str, str], backend: str = "ref", *, commit: bool = False
+) -> tuple[str, ...]:
     """Return the closure without the files that only other plans run (:data:`ONLY_WHERE`, and that of kernels).
 
     Parameters
@@ -73,9 +77,11 @@ def variant_code(module: str, plan: Mapping[str, str], backend: str = "ref") -> 
     module : the stage.
     plan : ``dsv4.plan.flatten`` of the variant's plan; empty for the references.
     backend : "kernel": the files of kernels too; references, floors and noise are always "ref".
+    commit : the files too that run a commit's code.
     """
     left = elsewhere(plan, backend)
-    files = closure(module, without="" if backend == "kernel" else KERNELS)
+    without = {KERNELS: backend != "kernel", COMMITS: not commit}
+    files = closure(module, [name for name, left_out in without.items() if left_out])
     return tuple(file for file in files if file not in left)
 
 

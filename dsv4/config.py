@@ -36,7 +36,7 @@ OPTIONS = (
     "tap",
     "limit",
     "metric",
-)  # what `--config` may say: which commits, and for bisect what
+)  # `--config`: which commits, and what bisect asks of them
 FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
 
 
@@ -241,6 +241,11 @@ def with_options(config: Config, options: Mapping[str, Any]) -> Config:
             f"--config {unknown[0]}: is not read, the stages read a file: use --configfile;"
             f" --config takes {', '.join(OPTIONS)}"
         )
+    for name in ("base", "head"):
+        if isinstance(options.get(name), float):
+            raise ConfigError(
+                f"--config {name}={options[name]}: Snakemake read a number; give all digits of the hash, or a name"
+            )
     given = {name: str(options[name]) for name in ("base", "head", "rung") if options.get(name) is not None}
     if given.get("rung", config.commits.rung) not in (None, *(rung.id for rung in config.ladder)):
         raise ConfigError(f"--config rung={given['rung']}: no such rung; `python -m dsv4 ladder` lists them")

@@ -45,6 +45,14 @@ def tree(tmp_path, monkeypatch):
     code_inputs._module_file.cache_clear()
 
 
+def test_what_runs_commits_and_what_judges_is_no_code_of_a_variant():
+    files = variant_code("dsv4.run.variant", {})
+    assert not [
+        file for file in files if file.startswith(("dsv4/commits/", "dsv4/judge/gate", "dsv4/judge/limits"))
+    ]
+    assert "dsv4/commits/rung.py" in variant_code("dsv4.run.variant", {}, commit=True)
+
+
 def test_imports_strings_and_data_files_are_followed(tree):
     assert set(closure("dsv4.a")) == tree - {"dsv4/__main__.py", "dsv4/other.py", "kernels/op/kernel.py"}
     assert closure("dsv4") == ("dsv4/__init__.py", "dsv4/__main__.py", "dsv4/other.py")

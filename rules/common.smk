@@ -13,14 +13,16 @@ from dsv4 import preflight
 from dsv4.closure.tree import Tree
 from dsv4.code_inputs import closure, variant_code
 from dsv4.commits import history
-from dsv4.commits.branch import default_rung, repository
+from dsv4.commits.branch import default_rung, pinned, repository
 from dsv4.engine.spec import identity
 from dsv4.judge.limits import LimitError, tightened
 from dsv4.plan import flatten
 
 try:
     FILE = configuration.load(([*workflow.configfiles] or ["config.yaml"])[-1])  # what the stages read
-    CONFIG = configuration.with_options(FILE, workflow.config_settings.config)  # and which commits: --config
+    CONFIG = pinned(
+        configuration.with_options(FILE, workflow.config_settings.config)
+    )  # and which commits: --config
     VARIANTS = [variant.id for variant in CONFIG.ladder]
     PROMPTS = list(preflight.check(CONFIG))
     tightened(CONFIG.tighten)

@@ -52,7 +52,12 @@ def foreign_reference(wildcards):
 
 def code(module, backend="ref"):
     """Input function: files that a stage runs, without those that only other plans or backends use."""
-    return lambda wildcards: variant_code(module, flatten(CONFIG.ladder[wildcards.variant].plan), backend)
+
+    def files(wildcards):
+        rung = CONFIG.ladder[wildcards.variant]
+        return variant_code(module, flatten(rung.plan), backend, commit=bool(rung.commit))
+
+    return files
 
 
 def sources(wildcards=None):
@@ -183,7 +188,7 @@ def no_such_target(wildcards):
 
 @cache
 def branch():
-    """Commits to judge, the base first, as dsv4.commits.history has them.
+    """Commits to judge, the branch's fork from the base first, as dsv4.commits.history has them.
 
     Raises towards Snakemake where base or head are missing, or no such commits.
     """
@@ -192,10 +197,8 @@ def branch():
         raise WorkflowError("which commits? snakemake commits --config base=main head=my-branch")
     try:
         repo = repository(CONFIG)
-        return [
-            history.read(repo, history.resolve(repo, asked.base)),
-            *history.commits(repo, asked.base, asked.head),
-        ]
+        base = history.fork_point(repo, asked.base, asked.head)
+        return [history.read(repo, base), *history.commits(repo, asked.base, asked.head)]
     except configuration.ConfigError as error:
         raise WorkflowError(str(error))
 

@@ -268,9 +268,9 @@ def _where(finding: Sequence[Any]) -> str:
 
 
 def collect(results: Path, config: Config, base: str, head: str) -> dict[str, Any]:
-    """Verdicts of a branch as ``commits.json`` holds them: the base, then what is not in it, oldest first."""
+    """Verdicts of a branch as ``commits.json`` holds them: its fork from the base, then what is above, oldest first."""
     repo = repository(config)
-    shas = [history.resolve(repo, base), *(commit.sha for commit in history.commits(repo, base, head))]
+    shas = [history.fork_point(repo, base, head), *(each.sha for each in history.commits(repo, base, head))]
     return {
         "schema": SCHEMA,
         "base": shas[0],

@@ -1,7 +1,7 @@
 """What a commit's verdict rests on: the repository, plans, folders, and which commits are the ground below."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -64,10 +64,10 @@ class Branch:
 
     @classmethod
     def of(cls, results: Path, config: Config, sha: str) -> "Branch":
-        """The branch on which ``sha`` is judged: from the configured base if that is an ancestor, else its parent."""
+        """The branch on which ``sha`` is judged: from its fork off the configured base, or from its parent."""
         repo = repository(config)
         if config.commits.base:
-            base = history.resolve(repo, config.commits.base)
+            base = history.fork_point(repo, config.commits.base, config.commits.head or sha)
             if history.is_ancestor(repo, base, sha):
                 return cls(results, config, base)
         parents = history.read(repo, sha).parents
@@ -157,6 +157,19 @@ class Branch:
 def repository(config: Config) -> Path:
     """The audited repository: the configured one, or this project's."""
     return (config.commits.repo or ROOT).resolve()
+
+
+def pinned(config: Config) -> Config:
+    """The configuration with base and head by their hashes: a branch that moves meanwhile changes nothing.
+
+    Raises
+    ------
+    ConfigError
+        There are no such commits.
+    """
+    named = {"base": config.commits.base, "head": config.commits.head}
+    found = {name: history.resolve(repository(config), given) for name, given in named.items() if given}
+    return replace(config, commits=replace(config.commits, **found))
 
 
 def default_rung(config: Config) -> str:

@@ -4,7 +4,7 @@ import ast
 from hashlib import sha256
 from pathlib import Path
 
-from dsv4.code_inputs import KERNELS, closure
+from dsv4.code_inputs import COMMITS, KERNELS, closure
 
 STAGE = "dsv4.run.variant"  # what is run of a commit
 ALSO = ("rules/*.schema.yaml",)  # read by the stage, and named by no string that the closure sees
@@ -19,7 +19,8 @@ def fingerprint(tree: Path, backend: str) -> dict[str, str] | None:
     backend : "kernel": the files of kernels too.
     """
     try:
-        files = list(closure(STAGE, without="" if backend == "kernel" else KERNELS, root=tree.resolve()))
+        without = (COMMITS,) if backend == "kernel" else (COMMITS, KERNELS)
+        files = list(closure(STAGE, without, tree.resolve()))
         files += [str(path.relative_to(tree)) for pattern in ALSO for path in sorted(tree.glob(pattern))]
         return {file: _hash(tree / file) for file in files}
     except (ModuleNotFoundError, SyntaxError, ValueError, OSError, RecursionError):

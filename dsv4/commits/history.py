@@ -74,22 +74,32 @@ def read(repo: Path, sha: str) -> Commit:
     return _log(repo, "-1", sha)[0]
 
 
-def commits(repo: Path, base: str, head: str) -> list[Commit]:
-    """What is in ``head`` and not in ``base``, parents before their children, then oldest first.
+def fork_point(repo: Path, base: str, head: str) -> str:
+    """Hash of the newest commit that two branches share: ``base`` itself, unless it moved on since.
 
     Raises
     ------
     ConfigError
-        There is nothing, or ``base`` is no ancestor.
+        They share none.
     """
     start, end = resolve(repo, base), resolve(repo, head)
-    found = _log(repo, "--reverse", "--topo-order", f"{start}..{end}")
+    try:
+        return git(repo, "merge-base", start, end).strip()
+    except ConfigError as error:
+        raise ConfigError(f"{repo}: {base} and {head} share no commit; correct base and head") from error
+
+
+def commits(repo: Path, base: str, head: str) -> list[Commit]:
+    """What ``head`` holds above its fork from ``base``, parents before their children.
+
+    Raises
+    ------
+    ConfigError
+        There is nothing.
+    """
+    found = _log(repo, "--reverse", "--topo-order", f"{fork_point(repo, base, head)}..{resolve(repo, head)}")
     if not found:
         raise ConfigError(f"{repo}: {head} holds no commit that {base} does not; correct base and head")
-    if git(repo, "merge-base", start, end).strip() != start:
-        raise ConfigError(
-            f"{repo}: {base} is no ancestor of {head}; rebase the branch, or give its fork point"
-        )
     return found
 
 

@@ -62,11 +62,19 @@ def test_a_range_that_cannot_be_is_refused(repo, base, head, says):
         history.commits(repo.folder, base, head)
 
 
-def test_a_base_that_is_no_ancestor_is_refused(repo):
+def test_a_base_that_moved_on_counts_from_the_fork(repo):
+    fork = repo.git("rev-parse", "base")
     repo.git("checkout", "--quiet", "-b", "other", "base")
     repo.commit("Elsewhere")
-    with pytest.raises(ConfigError, match="other is no ancestor of main"):
-        history.commits(repo.folder, "other", "main")
+    assert history.fork_point(repo.folder, "other", "main") == fork
+    assert history.commits(repo.folder, "other", "main") == history.commits(repo.folder, "base", "main")
+
+
+def test_branches_that_share_nothing_are_refused(repo):
+    repo.git("checkout", "--quiet", "--orphan", "alone")
+    repo.commit("Alone")
+    with pytest.raises(ConfigError, match="alone and main share no commit"):
+        history.commits(repo.folder, "alone", "main")
 
 
 def test_ancestors(repo):

@@ -68,7 +68,11 @@ def test_options_of_the_command_line_go_before_the_file():
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"seed": 1}, "--config seed: is not read"), ({"rung": "B9"}, "--config rung=B9: no such rung")],
+    [
+        ({"seed": 1}, "--config seed: is not read"),
+        ({"rung": "B9"}, "--config rung=B9: no such rung"),
+        ({"head": 12e5}, "--config head=1200000.0: Snakemake read a number;"),
+    ],
 )
 def test_other_options_are_refused(options, says):
     with pytest.raises(ConfigError, match=says):

@@ -1,0 +1,117 @@
+"""What a commit's code is given, what its last word is, and which dumps are taken for its own."""
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import pytest
+import yaml
+
+from dsv4.commits.adopt import RunError, adopt
+from dsv4.commits.audit import verdict
+from dsv4.commits.branch import Branch
+from dsv4.commits.run import _start, last_word, own_config
+from dsv4.dump import DumpReader
+from dsv4.stored import file_sha256, sidecar
+
+SAID = """Traceback (most recent call last):
+  File "/usr/lib/python3/runpy.py", line 9, in run
+  File "{tree}/dsv4/run/variant.py", line 12, in main
+    f()
+  File "{tree}/kernels/op/ref.py", line 34, in f
+  File "/usr/lib/torch/nn.py", line 56, in g
+RuntimeError: no such shape
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "expected"),
+    [
+        (SAID, 1, "RuntimeError: no such shape, kernels/op/ref.py:34"),
+        ("error: plan has no field 'x'\n", 1, "error: plan has no field 'x'"),
+        ("", 3, "exit status 3, nothing said"),
+        ("half a line", -9, "ended with signal 9; its last line: half a line"),
+    ],
+)  # fmt: skip
+def test_the_last_word_of_an_error_names_a_file_of_the_tree(tmp_path, said, status, expected):
+    assert last_word(said.format(tree=tmp_path.resolve()), status, tmp_path) == expected
+
+
+def test_a_run_that_does_not_end_is_ended(tmp_path):
+    with pytest.raises(RunError, match=r"did not end within 0\.5 s \(commits\.timeout"):
+        _start([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, 0.5)
+
+
+@pytest.fixture
+def job(small):
+    """What is run of the base."""
+    return Branch.of(small.results, small.config, small.shas["base"]).job(small.shas["base"])
+
+
+def test_old_code_is_given_the_keys_that_it_knows(job, tmp_path):
+    schema = tmp_path / "tree/rules/config.schema.yaml"
+    schema.parent.mkdir(parents=True)
+    schema.write_text(
+        yaml.safe_dump({"properties": {key: {} for key in ("checkpoint", "prompts", "seed", "ladder")}})
+    )
+    content = own_config(job, tmp_path, ["two"])
+    assert list(content) == ["checkpoint", "prompts", "seed", "ladder"]
+    assert content["ladder"] == {
+        "P4": {"spine": True, "why": "the plan of this commit", "set": {"norm_quant": "fused"}}
+    }
+    assert Path(content["checkpoint"]).is_absolute()
+    assert [entry["id"] for entry in yaml.safe_load(Path(content["prompts"]).read_text())] == ["two"]
+    assert "page_size" in own_config(job, tmp_path / "without a schema", job.prompts)
+
+
+@pytest.fixture
+def made(small, tmp_path):
+    """Dumps as the base's code left them."""
+    verdict(small.results, small.config, small.shas["base"])
+    folder = tmp_path / "made"
+    shutil.copytree(small.results / "commits" / small.shas["base"], folder)
+    return folder
+
+
+def change(path, **attrs):
+    """Set attributes of a dump and write its hash anew."""
+    with h5py.File(path, "r+") as file:
+        file.attrs.update(attrs)
+    sidecar(path).write_text(f"{file_sha256(path)}  {path.name}\n")
+
+
+def test_dumps_get_the_commits_name_and_what_its_code_does_not_know(job, made, tmp_path):
+    table = tmp_path / "tree/dsv4/taps.py"
+    table.parent.mkdir(parents=True)
+    table.write_text((Path(__file__).parents[1] / "taps.py").read_text().replace('name="lse"', 'name="lsf"'))
+    adopt(replace(job, name="renamed"), tmp_path / "tree", made, tmp_path / "target")
+    with DumpReader(tmp_path / "target/one.h5", {"variant": "renamed"}) as dump:
+        assert dump.attrs["declared_missing"] == ["lse"]
+
+
+@pytest.mark.parametrize(
+    ("attrs", "says"),
+    [
+        ({"commit": "f" * 40}, "one.h5: made by the code of " + "f" * 40),
+        ({"dirty": True}, "one.h5: made by the code of"),
+        ({"plan": '{"norm_quant": "unfused"}'}, "its plan has norm_quant = unfused, not fused"),
+        ({"plan": "{}"}, "its plan has norm_quant = nothing, not fused"),
+        ({"schema": 2}, "schema is 2, expected 1"),
+        ({"checkpoint": "other"}, "checkpoint is 'other'"),
+        ({"error": "what went wrong"}, "what went wrong"),
+    ],
+)
+def test_dumps_of_something_else_are_refused(job, made, tmp_path, attrs, says):
+    change(made / "one.h5", **attrs)
+    with pytest.raises(RunError) as caught:
+        adopt(job, tmp_path, made, tmp_path / "target")
+    assert says in str(caught.value)
+    assert not (tmp_path / "target/one.h5").exists()
+
+
+def test_a_dump_that_is_not_there_is_said(job, made, tmp_path):
+    (made / "two.h5").unlink()
+    with pytest.raises(RunError, match=r"no dump that can be read: two\.h5: no such dump"):
+        adopt(job, tmp_path, made, tmp_path / "target")
