@@ -80,6 +80,7 @@ test-gpu: .venv/.dev
 	$(BIN)/python -m pytest -q kernels dsv4/backend -p no:cacheprovider --junitxml=results/gpu_tests.xml
 
 sanitize: .venv/.dev
+	@$(PIP) --no-deps "nvidia-cuda-sanitizer-api==13.5.*"
 	$(BIN)/python -m kernels.sanitize --out results/sanitizer.json
 
 bench: .venv/.dev

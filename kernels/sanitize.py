@@ -3,8 +3,8 @@
 memcheck looks for accesses outside allocations, racecheck for unordered accesses to shared memory. Each op's tests of
 its kernels run under both, several files at a time; what a time limit cuts off is said, not taken for clean.
 
-racecheck before 2026.1 reports correct hand-overs by mbarrier too; what is reported between two accesses of a Gluon
-kernel, the ones that hand over so, is counted apart. A newer one comes with ``nvidia-cuda-sanitizer-api``, see
+racecheck reports correct hand-overs by one thread's arrival at an mbarrier too; what is reported between two accesses
+of a Gluon kernel, the ones that hand over so, is counted apart and judged in kernels/sparse_attn/test_races.py. See
 docs/races.md.
 """
 

@@ -104,7 +104,7 @@ def _number(version: str) -> tuple[int, ...]:
 def sanitizer() -> Path | None:
     """compute-sanitizer of the wheel ``nvidia-cuda-sanitizer-api`` where it is installed, else the one on the path.
 
-    racecheck before 2026.1 (CUDA 13.2) reports correct hand-overs over an mbarrier, see docs/races.md.
+    Newer ones report fewer correct programs; which was used is in docs/races.md.
     """
     found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     return _of_wheel("compute-sanitizer/compute-sanitizer") or (Path(found) if found else None)

@@ -31,7 +31,9 @@ BF16_STEP = 2.0**-7
 # A row's root mean square beside the draws': four standard deviations, and what a draw and a simulated sum differ by
 # in dsv4/floor/test_accumulation.py.
 OF_DRAWS = 4 * 1.5
-E4M3_STEP = 2.0**-3  # its largest step over the value
+# One E4M3 code of a row's 128 inputs or more on its other side: its largest step over the value, of an input that is
+# four times the others' root mean square.
+ONE_CODE = 2.0**-3 * 4 / 128**0.5
 # What a stage stores of the reference's own value has no sum before it: the same bits.
 STORED = {
     "attn_in_q",
@@ -82,6 +84,9 @@ REQUANTISED = frozenset(
     ("attn_proj", "routed", "shared")
 )  # what their second matrix reads is quantised inside
 PRODUCTS |= {"routed": ("experts_gate_up", "experts_down"), "shared": ("shared_gate", "shared_down")}
+REQUANTISED = frozenset(
+    ("attn_proj", "routed", "shared")
+)  # what their second matrix reads is quantised inside
 
 
 def fp8_sums(plan: Plan, weights: ModelWeights | None = None) -> frozenset[str]:
@@ -133,17 +138,17 @@ def _off(one: Tensor, other: Tensor) -> Tensor:
 def assert_drawn(name: str, ours: Tensor, wanted: Tensor, draws: list[Tensor]) -> None:
     """Every row is as near the refs as the draws are: its root mean square.
 
-    Behind a second quantiser (:data:`REQUANTISED`) one row may have a code on its other side where no draw has: it is
-    off by one step of E4M3 at most, as the judge has it (dsv4/judge/verdict.py).
+    Behind a second quantiser (:data:`REQUANTISED`) one row of several may have a code on its other side where no draw
+    has: :data:`ONE_CODE`.
     """
     assert ours.shape == wanted.shape, name
     spread = torch.stack([_off(draw, wanted).square().mean(1) for draw in draws]).mean(0).sqrt()
     fp32 = FP32_SUM * torch.where(wanted.isfinite(), wanted.abs(), 0.0).flatten(1).amax(1)
     far = _off(ours, wanted).square().mean(1).sqrt()
     beyond = far > OF_DRAWS * spread + fp32
-    if name in REQUANTISED and int(beyond.sum()) == 1:
+    if name in REQUANTISED and int(beyond.sum()) == 1 < len(beyond):
         size = torch.where(wanted.isfinite(), wanted, 0.0).double().flatten(1).square().mean(1).sqrt()
-        beyond = far > E4M3_STEP * size
+        beyond = far > ONE_CODE * size
     assert not beyond.any(), (name, float((far / (spread + fp32)).max()))
 
 
@@ -235,12 +240,13 @@ def test_one_row_behind_a_second_quantiser_may_be_a_code_off_and_no_more():
     value = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
     draws = [value + 1e-5 * value.roll(k, 1) for k in range(1, 5)]
     one, two, far = value.clone(), value.clone(), value.clone()
-    one[1] *= 1 + E4M3_STEP / 2
-    two[1:3] *= 1 + E4M3_STEP / 2
-    far[1] *= 1 + 2 * E4M3_STEP
+    one[1] *= 1 + ONE_CODE / 2
+    two[1:3] *= 1 + ONE_CODE / 2
+    far[1] *= 1 + 2 * ONE_CODE
     assert_drawn("shared", one, value, draws)
     assert not passes(assert_drawn, "qr", one, value, draws)
     assert not any(passes(assert_drawn, "shared", wrong, value, draws) for wrong in (two, far))
+    assert not passes(assert_drawn, "shared", one[1:2], value[1:2], [draw[1:2] for draw in draws])
 
 
 def test_only_hopper_and_fp8_products_are_drawn(small):

@@ -16,7 +16,7 @@ Made by `python -m kernels.bench.page` from what `python -m kernels.bench` measu
 
 Microseconds a launch: median (quartiles) of CUDA graph replays, the paths of a row in turns in one process. Sets of
 inputs and of outputs are in rotation: "reused after" is how much is touched between two uses of the same bytes, 1.5
-times the device's L2 cache or more; where it is less than the cache, as with a decode step's few rows, "in L2" says so.
+times the device's L2 cache where 64 sets reach that; less than the cache, as with a decode step's few rows, is "in L2".
 "ours/it" is our time over the other's, replay by replay. "floor" is the larger of counted bytes over copy bandwidth
 and counted FLOPs over the matrix rates, both measured in the same run; "of floor" is floor over our time: it may pass
 1 in L2. "no graph" launches from Python. "run" is the run of the list above that a row was measured in.
