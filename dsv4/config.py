@@ -20,6 +20,7 @@ from jsonschema import TypeChecker
 from jsonschema.exceptions import best_match
 from jsonschema.validators import extend
 
+from dsv4.commit_options import Commits, CommitsError, overridden, parse_commits
 from dsv4.device import Backend, NoDeviceError, resolve
 from dsv4.engine.spec import Engine, EngineError, ForeignReference, parse_engine, parse_reference
 from dsv4.ladder import Ladder, LadderError
@@ -28,15 +29,6 @@ RULES = Path(__file__).resolve().parent.parent / "rules"
 HASH_WHOLE = 256 * 2**20  # bytes; of larger files samples are hashed, so that a start stays cheap
 SAMPLES, SAMPLE = 64, 64 * 2**10  # blocks a large file, bytes a block
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
-OPTIONS = (
-    "base",
-    "head",
-    "repo",
-    "rung",
-    "tap",
-    "limit",
-    "metric",
-)  # `--config`: which commits, and what bisect asks of them
 FETCH = "fetch the checkpoint again, or correct `checkpoint` in config.yaml"
 
 
@@ -55,27 +47,6 @@ class ForeignBuild:
     command: str
     folder: Path
     locks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commits:
-    """Which commits are judged as variants.
-
-    Attributes
-    ----------
-    repo : the audited repository; None: this one.
-    rung : whose plan they implement where no trailer says another; None: the topmost rung of the spine.
-    engine : what runs them, a name of `engines`; None: their own ``dsv4.run.variant``.
-    base, head : names of commits: what is in ``head`` and not in ``base`` is judged.
-    timeout : seconds until a commit's run is ended.
-    """
-
-    repo: Path | None = None
-    rung: str | None = None
-    engine: str | None = None
-    base: str | None = None
-    head: str | None = None
-    timeout: float = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +86,7 @@ class Config:
     build: ForeignBuild | None = None
     engines: Mapping[str, Engine] = field(default_factory=dict)
     reference: ForeignReference | None = None
-    commits: Commits = Commits()
+    commits: Commits = field(default_factory=Commits)
     backend: str = "auto"
     archived: tuple[str, ...] = ()
 
@@ -205,7 +176,8 @@ def load(path: str | Path) -> Config:
         engines = {name: parse_engine(name, each) for name, each in content.get("engines", {}).items()}
         reference = parse_reference(content.get("reference"))
         ladder = Ladder(content["ladder"], engines)
-    except (EngineError, LadderError) as error:
+        commits = parse_commits(content.get("commits", {}), [rung.id for rung in ladder], engines)
+    except (CommitsError, EngineError, LadderError) as error:
         raise ConfigError(f"{path}: {error}") from error
     return Config(
         path=path,
@@ -223,7 +195,7 @@ def load(path: str | Path) -> Config:
         archived=tuple(content.get("archived") or ()),
         engines=engines,
         reference=reference,
-        commits=_commits(path, content.get("commits", {}), ladder, engines),
+        commits=commits,
     )
 
 
@@ -233,44 +205,13 @@ def with_options(config: Config, options: Mapping[str, Any]) -> Config:
     Raises
     ------
     ConfigError
-        Another name than :data:`OPTIONS`, or a rung that is not in the ladder.
+        See :func:`dsv4.commit_options.overridden`.
     """
-    unknown = [name for name in options if name not in OPTIONS]
-    if unknown:
-        raise ConfigError(
-            f"--config {unknown[0]}: is not read, the stages read a file: use --configfile;"
-            f" --config takes {', '.join(OPTIONS)}"
-        )
-    for name in ("base", "head"):
-        if isinstance(options.get(name), float):
-            raise ConfigError(
-                f"--config {name}={options[name]}: Snakemake read a number; give all digits of the hash, or a name"
-            )
-    given = {name: str(options[name]) for name in ("base", "head", "rung") if options.get(name) is not None}
-    if given.get("rung", config.commits.rung) not in (None, *(rung.id for rung in config.ladder)):
-        raise ConfigError(f"--config rung={given['rung']}: no such rung; `python -m dsv4 ladder` lists them")
-    repo = Path(options["repo"]) if options.get("repo") else config.commits.repo
-    return replace(config, commits=replace(config.commits, **given, repo=repo))
-
-
-def commit_words(config: Config) -> list[str]:
-    """Options of a command line that say which commits: ``--base main --head my-branch``."""
-    names = ("base", "head", "repo", "rung")
-    given = {name: getattr(config.commits, name) for name in names}
-    return [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
-
-
-def _commits(
-    path: Path, content: Mapping[str, Any], ladder: Ladder, engines: Mapping[str, Engine]
-) -> Commits:
-    known = {"rung": [variant.id for variant in ladder], "engine": list(engines)}
-    for name, values in known.items():
-        if content.get(name, None) not in (None, *values):
-            raise ConfigError(
-                f"{path}: commits.{name} = {content[name]!r}: no such {name}; there are: {', '.join(values) or 'none'}"
-            )
-    repo = Path(content["repo"]) if "repo" in content else None
-    return Commits(**{**content, "repo": repo})
+    try:
+        commits = overridden(config.commits, options, [rung.id for rung in config.ladder])
+    except CommitsError as error:
+        raise ConfigError(str(error)) from error
+    return replace(config, commits=commits)
 
 
 def _foreign_build(content: Mapping[str, Any] | None) -> ForeignBuild | None:

@@ -41,7 +41,7 @@ shell.prefix(
     # glibc gives large blocks back at once and takes them again: a fifth of a stage's time in page faults.
     " export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=2000000000;"
     f" config={shlex.quote(str(CONFIG.path))}; results={RESULTS};"
-    f" commits=({shlex.join(configuration.commit_words(CONFIG))}); "
+    f" commits=({shlex.join(CONFIG.commits.words)}); "
 )
 
 

@@ -43,6 +43,7 @@ COPIED += [
         "commits/__init__",
         "commits/branch",
         "commits/history",
+        "commit_options",
     )
 ]
 COPIED += [

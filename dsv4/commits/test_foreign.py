@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dsv4.commit_options import Commits
 from dsv4.commits.audit import verdict
 from dsv4.commits.conftest import Repository
-from dsv4.config import Commits
 from dsv4.engine.spec import Engine
 
 ROOT = Path(__file__).resolve().parents[2]

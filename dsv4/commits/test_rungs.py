@@ -8,7 +8,7 @@ import pytest
 from dsv4.commits import history
 from dsv4.commits.branch import default_rung
 from dsv4.commits.rung import write_commit_variant
-from dsv4.config import ConfigError, commit_words, load, with_options
+from dsv4.config import ConfigError, load, with_options
 from dsv4.dump import DumpReader
 from dsv4.judge.claims_by_field import claimed
 from dsv4.judge.measure import measure
@@ -62,8 +62,8 @@ def test_options_of_the_command_line_go_before_the_file():
     )
     assert (found.commits.head, found.commits.repo) == ("12345678", Path("/r"))
     assert default_rung(found) == "B1"
-    assert commit_words(found) == ["--base", "main", "--head", "12345678", "--repo", "/r", "--rung", "B1"]
-    assert commit_words(config) == []
+    assert found.commits.words == ["--base", "main", "--head", "12345678", "--repo", "/r", "--rung", "B1"]
+    assert config.commits.words == []
 
 
 @pytest.mark.parametrize(
