@@ -45,12 +45,17 @@ def tree(tmp_path, monkeypatch):
     code_inputs._module_file.cache_clear()
 
 
-def test_what_runs_commits_and_what_judges_is_no_code_of_a_variant():
+def test_what_runs_commits_is_no_code_of_a_variant():
     files = variant_code("dsv4.run.variant", {})
-    assert not [
-        file for file in files if file.startswith(("dsv4/commits/", "dsv4/judge/gate", "dsv4/judge/limits"))
-    ]
+    assert not [file for file in files if file.startswith("dsv4/commits/")]
     assert "dsv4/commits/rung.py" in variant_code("dsv4.run.variant", {}, commit=True)
+
+
+@pytest.mark.parametrize("backend", ["ref", "kernel"])
+@pytest.mark.parametrize("stage", ["variant", "floor", "reference", "checkpoint"])
+def test_an_edit_of_what_judges_reruns_nothing_that_is_judged(stage, backend):
+    files = variant_code(f"dsv4.run.{stage}", {}, backend)
+    assert [file for file in files if file.startswith("dsv4/judge/")] == []
 
 
 def test_imports_strings_and_data_files_are_followed(tree):

@@ -12,7 +12,7 @@ import numpy as np
 from dsv4.engine.job import Job
 from dsv4.engine.spec import Engine, EngineError, declares
 from dsv4.engine.tap_writer import SCHEMA, read_tensors
-from dsv4.judge.claims_by_field import WORDS
+from dsv4.exercised import EXERCISED
 from dsv4.model.config import ModelConfig
 from dsv4.model.transformer import Layer
 from dsv4.taps import BY_NAME, MODEL
@@ -117,11 +117,11 @@ def _manifest(engine: Engine, job: Job, rank: Path) -> dict[str, Any]:
                 f" {what.format(WRITER=WRITER)}"
             )
     unknown = [name for name in content if name not in ("schema", "job", *ABOUT)]
-    unknown += [name for name in content.get("exercised", {}) if name not in WORDS]
+    unknown += [name for name in content.get("exercised", {}) if name not in EXERCISED]
     if unknown:
         raise EngineError(
             f"engine {engine.name}: {path}: unknown key {', '.join(unknown)}; keys: {', '.join(ABOUT)};"
-            f" exercised: {', '.join(WORDS)}"
+            f" exercised: {', '.join(EXERCISED)}"
         )
     return {name: content[name] for name in ABOUT if name in content}
 

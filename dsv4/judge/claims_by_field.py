@@ -6,6 +6,7 @@ that read their stored forms; every other tap must be bit-identical to the paren
 
 from collections.abc import Iterable
 
+from dsv4.exercised import EXERCISED
 from dsv4.taps import STAGES, TAPS
 
 CLAIMS: dict[str, tuple[str, ...]] = {
@@ -78,3 +79,4 @@ def stage_order(tap_stage: str) -> int:
 
 
 assert set(READERS) == {tap.stage for tap in TAPS if not tap.replay}
+assert tuple(WORDS) == EXERCISED
