@@ -1,17 +1,23 @@
 """Batched prefill is absent, or gives what each prompt alone gives; the guard says so, and what is stored how."""
 
+import importlib
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dsv4.config import load
 from dsv4.engine.job import Ask
 from dsv4.engine.spec import EngineError
 from dsv4.engine.test_answer import MISSING, answered, asked
 from dsv4.engine.variant import ask_engine
-from dsv4.judge.guard import OWN, guard
+from dsv4.judge.guard import COMPARED, guard
 from dsv4.judge.measure import Notes
 
+LADDER = load(Path(__file__).parents[2] / "config.yaml").ladder
 LOGITS_ONLY = [*MISSING[:-1], "compounded/[0-3]/*", "compounded/*/hidden"]
 
 
@@ -56,6 +62,24 @@ def test_the_guard_counts_the_stored_formats_as_found(tmp_path):
     formats |= {"model.layers.0.mlp.shared_experts.up_proj.weight": "bf16", "model.norm.weight": "fp32"}
     formats |= {"model.layers.0.self_attn.q_a_proj.weight": "fp8", "model.layers.0.self_attn.sinks": "fp32"}
     (tmp_path / "checkpoint.json").write_text(json.dumps({"formats": formats}))
-    found = guard(tmp_path, Notes(labels={"backend": "engine"}))
+    found = guard(tmp_path, Notes(labels={"backend": "engine"}), LADDER["B3"])
     assert found == {"moe": {"mxfp4": 2, "bf16": 1}, "linears": {"fp8": 1}, "batched_prefill": None}
-    assert guard(tmp_path, Notes(labels={"backend": "ref"}))["batched_prefill"]["entry_point"] == OWN
+
+
+@pytest.mark.parametrize(
+    ("backend", "rung", "compared"),
+    [
+        ("ref", LADDER["B3"], "bit for bit by its tests"),
+        ("kernel", LADDER["B3"], COMPARED["kernel"]),
+        ("ref", LADDER["P4_scalar_gsa"], "no: norm_quant = fused_scalar_gsa ties a row to its launch, .*"),
+        ("kernel", LADDER["P4_launch_gsa"], "no: norm_quant = fused_launch_gsa ties a row to its launch, .*"),
+        ("ref", replace(LADDER["B3"], commit="HEAD"), "not looked at: the code is a commit's"),
+        ("kernel", replace(LADDER["B3"], commit="HEAD"), "not looked at: the code is a commit's"),
+    ],
+)
+def test_the_guard_says_of_the_own_model_what_its_tests_hold(tmp_path, backend, rung, compared):
+    (tmp_path / "checkpoint.json").write_text('{"formats": {}}')
+    found = guard(tmp_path, Notes(labels={"backend": backend}), rung)["batched_prefill"]
+    assert re.fullmatch(compared, found["compared"])
+    module, name = found["entry_point"].rsplit(".", 1)
+    assert callable(getattr(importlib.import_module(module), name))

@@ -98,7 +98,7 @@ def gate(results: Path, config: Config, name: str, confirm: Confirm | None = Non
         }
     found = found_in(config, variant, frame, notes)
     verdict = judged(config, variant, frame, notes, found, confirm)
-    verdict["guard"] = guard(results, notes)
+    verdict["guard"] = guard(results, notes, variant)
     if below:
         verdict |= {"status": State.BLOCKED, "reasons": [*blocked, *verdict["reasons"]]}
     return verdict
