@@ -146,4 +146,4 @@ def _with_one_gsa(x: Tensor) -> Nvfp4Rows:
     gsa = nvfp4_format.row_gsa(x)
     gsa = gsa.amax().expand_as(gsa) if gsa.numel() else gsa
     codes, scales, gsa = nvfp4_format.quantise(x, gsa)
-    return Nvfp4Rows(e2m1.pack(codes), scales, gsa.squeeze(-1).contiguous())
+    return Nvfp4Rows(e2m1.pack(codes, checked=False), scales, gsa.squeeze(-1).contiguous())

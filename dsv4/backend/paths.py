@@ -1,7 +1,9 @@
 """What has no kernel: combinations of plan fields, sizes and stored formats that are refused by name.
 
 Two cases, and no other: every stage of a plan has a kernel, or the plan is refused (:class:`NoKernelError`, before
-any work). Nothing runs on refs beside kernels, and nothing falls back while it runs.
+any work). No stage runs on refs beside kernels, and nothing falls back while it runs. One form is made by torch on the
+device, by the formats' own functions: NVFP4 and FP8 rows under norm_quant = fused_launch_gsa, which only shows why a
+row must not depend on its launch; its time is no kernel's.
 """
 
 from collections.abc import Callable, Mapping

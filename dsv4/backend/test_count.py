@@ -24,7 +24,8 @@ LAYERS, COMPRESSED = 8, 6
 
 
 @pytest.mark.parametrize(
-    ("rung", "launched"), [("B0_unfused", UNFUSED), ("P4", P4), ("P5", P5), ("B0", P5), ("B3", P5)]
+    ("rung", "launched"),
+    [("B0_unfused", UNFUSED), ("P4", P4), ("P4_launch_gsa", P4), ("P5", P5), ("B0", P5), ("B3", P5)],
 )
 def test_every_site_of_every_layer_makes_its_plans_launches_and_no_unfused_one_is_left(rung, launched):
     """P4 and P5: at most two a site, two sites a layer."""

@@ -75,6 +75,7 @@ def test_every_byte_survives_unpack_and_pack(device):
     codes = e2m1.unpack(packed)
     assert codes.shape == (4, 128)
     assert torch.equal(e2m1.pack(codes), packed)
+    assert torch.equal(e2m1.pack(codes, checked=False), packed)
     assert torch.equal(e2m1.unpack(packed.T), torch.stack([packed.T & 15, packed.T >> 4], -1).flatten(-2))
 
 
@@ -97,3 +98,10 @@ def test_packed_bytes_given_for_codes_are_refused(device):
 def test_odd_length_is_not_packed(device):
     with pytest.raises(ValueError, match=r"\(2, 3\)"):
         e2m1.pack(torch.zeros(2, 3, dtype=torch.uint8, device=device))
+
+
+def test_unchecked_packing_does_not_wait_for_the_device():
+    codes = torch.zeros(2, 8, dtype=torch.uint8, device="meta")  # holds nothing to look at
+    assert e2m1.pack(codes, checked=False).shape == (2, 4)
+    with pytest.raises(RuntimeError, match="meta"):
+        e2m1.pack(codes)
