@@ -247,7 +247,7 @@ def _proved(branch: Branch, sha: str, outcome: Outcome) -> dict[str, Any]:
     other = _cached(branch, outcome.of)
     taps = (other["taps"] or [0])[0]
     merge = len(branch.commit(sha).parents) > 1
-    proof = f"proved: the {outcome.files} files that run are equal to {outcome.of[:10]}'s"
+    proof = f"proved: the {outcome.files} files that can run or be read are equal to {outcome.of[:10]}'s"
     found = other | _about(branch, sha) | {"kind": "merge" if merge else "no_numerics", "why": ""}
     found |= {"parent": other["id"], "change": {}, "against": outcome.of, "dump_of": outcome.of}
     found["vs_parent"] = {"taps_changed": 0, "of": taps, "bit_equal": True, "rel_l2_max": None}

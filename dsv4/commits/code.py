@@ -1,17 +1,25 @@
-"""What of a commit runs: its files, each with a hash that its comments and docstrings do not enter."""
+"""What of a commit runs or is read: its files, each with a hash that comments and docstrings do not enter."""
 
 import ast
+import os
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from dsv4.code_inputs import COMMITS, KERNELS, closure
+from dsv4.code_inputs import COMMITS, KERNELS, PACKAGES, closure
 
 STAGE = "dsv4.run.variant"  # what is run of a commit
-ALSO = ("rules/*.schema.yaml",)  # read by the stage, and named by no string that the closure sees
+WORDS = ("docs", "reports")  # folders that nothing runs or reads
+LOADERS = {"__import__", "exec", "eval", "import_module", "run_module", "run_path", "exec_module"}
+LOADERS |= {"load_module", "load_source", "spec_from_file_location", "SourceFileLoader"}
 
 
 def fingerprint(tree: Path, backend: str) -> dict[str, str] | None:
-    """Hash of every file that the stage of a tree runs; None if that cannot be told without running it.
+    """Hash of every file of a tree that its stage may run or read; None if that cannot be told.
+
+    Of Python below ``dsv4/`` and ``kernels/`` these are the files that imports reach. Every other file
+    counts, whoever may read it: data, headers, sources of kernels, a module that would go before an
+    installed one. Only ``*.md`` and what is below ``docs/`` and ``reports/`` are words.
 
     Parameters
     ----------
@@ -20,16 +28,59 @@ def fingerprint(tree: Path, backend: str) -> dict[str, str] | None:
     """
     try:
         without = (COMMITS,) if backend == "kernel" else (COMMITS, KERNELS)
-        files = list(closure(STAGE, without, tree.resolve()))
-        files += [str(path.relative_to(tree)) for pattern in ALSO for path in sorted(tree.glob(pattern))]
-        return {file: _hash(tree / file) for file in files}
+        runs = closure(STAGE, without, tree.resolve())
+        if any(_loads_unnamed(tree / file) for file in runs if file.endswith(".py")):
+            return None
+        return {file: _hash(tree / file) for file in sorted({*runs, *_read(tree)})}
     except (ModuleNotFoundError, SyntaxError, ValueError, OSError, RecursionError):
         return None
 
 
+def _read(tree: Path) -> Iterator[str]:
+    """Files that code may read without an import that names them; a link counts as itself."""
+    for folder, folders, files in os.walk(tree):
+        here = Path(folder).relative_to(tree)
+        if here == Path():
+            folders[:] = [name for name in folders if name not in (".git", *WORDS)]
+        links = [name for name in folders if (tree / here / name).is_symlink()]
+        for path in (here / name for name in (*files, *links)):
+            judged = path.suffix == ".py" and path.parts[0] in PACKAGES
+            if not judged and path.suffix != ".md" and path.name != ".git":
+                yield path.as_posix()
+
+
+def _loads_unnamed(path: Path) -> bool:
+    """Whether a file can run code that no import or constant of it names."""
+    nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    named = {id(node.func) for node in nodes if isinstance(node, ast.Call) and _names_module(node)}
+    return any(_loader(node) for node in nodes if id(node) not in named)
+
+
+def _names_module(call: ast.Call) -> bool:
+    """Whether a call imports a module by a full name, which the closure reads."""
+    name = call.args[0] if call.args else None
+    function = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return (
+        function in ("import_module", "__import__", "run_module")
+        and isinstance(name, ast.Constant)
+        and isinstance(name.value, str)
+        and not name.value.startswith(".")
+    )
+
+
+def _loader(node: ast.AST) -> bool:
+    """Whether a name is one that loads code; ``model.eval()`` of torch is none."""
+    if isinstance(node, ast.Attribute):
+        of_builtins = isinstance(node.value, ast.Name) and node.value.id in ("builtins", "__builtins__")
+        return node.attr in LOADERS and (of_builtins or node.attr not in ("eval", "exec"))
+    if isinstance(node, ast.alias):  # under another name its calls are not seen
+        return node.name in LOADERS and node.asname is not None
+    return isinstance(node, ast.Name) and node.id in LOADERS
+
+
 def _hash(path: Path) -> str:
-    content = path.read_bytes()
-    if path.suffix == ".py":
+    content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+    if not path.is_symlink() and path.suffix == ".py":
         content = ast.dump(without_docstrings(ast.parse(content))).encode()
     return sha256(content).hexdigest()
 

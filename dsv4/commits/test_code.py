@@ -1,5 +1,8 @@
 """What of a commit runs: equal but for comments and docstrings is equal, and nothing else is."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from dsv4.commits.code import differing, fingerprint
@@ -38,6 +41,15 @@ def tree(folder, **changes):
         ("dsv4/model.py", '"""Model."""\n\n\ndef f(x):\n    """Doc."""\n    return x + 1.0\n', True),
         ("kernels/op/table.json", "[]", True),
         ("rules/config.schema.yaml", "type: array\n", True),
+        ("docs/a.html", "words", False),
+        ("dsv4/test_unused.py", "x = 1\n", False),
+        ("data/scale.json", "2", True),  # read through Path(__file__).parents
+        ("kernels/op/csrc/y.cu", "code", True),
+        ("kernels/op/csrc/y.cuh", "code", True),  # included by a source that is loaded
+        ("kernels/op/ref.bin", "0", True),  # read by with_suffix
+        ("numpy.py", "", True),  # goes before the installed one
+        ("sitecustomize.py", "x = 1\n", True),
+        ("data/two.py", "x = 1\n", True),
     ],
 )
 def test_what_runs_is_told_from_what_does_not(tmp_path, file, text, differ):
@@ -54,6 +66,54 @@ def test_a_module_that_moved_is_another(tmp_path):
     moved = {"dsv4/model.py": None, "dsv4/model/__init__.py": FILES["dsv4/model.py"]}
     one, other = fingerprint(tree(tmp_path / "a"), "ref"), fingerprint(tree(tmp_path / "b", **moved), "ref")
     assert differing(one, other) == ["dsv4/model.py", "dsv4/model/__init__.py"]
+
+
+def test_a_link_is_what_it_names(tmp_path):
+    for name, target in (("a", "one"), ("b", "two")):
+        (tree(tmp_path / name) / "data").symlink_to(target)
+    one, other = fingerprint(tmp_path / "a", "ref"), fingerprint(tmp_path / "b", "ref")
+    assert differing(one, other) == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import importlib\nf = lambda op: importlib.import_module(f'kernels.{op}.ref')\n", False),
+        ("from importlib import import_module\nimport_module('.op', 'kernels')\n", False),
+        ("from importlib import import_module as load\nload('kernels.op')\n", False),
+        ("x = __import__(name)\n", False),
+        ("exec(open('x.py').read())\n", False),
+        ("load = eval\n", False),
+        ("import runpy\nrunpy.run_path('dsv4/unused.py')\n", False),
+        ("import builtins\nbuiltins.exec('x')\n", False),
+        ("from importlib import import_module\nimport_module('dsv4.unused')\n", True),
+        ("def f(model):\n    return model.eval()\n", True),
+    ],
+)
+def test_of_code_that_loads_what_it_does_not_name_nothing_is_said(tmp_path, code, told):
+    found = fingerprint(tree(tmp_path, **{"dsv4/model.py": code}), "ref")
+    assert (found is not None) == told
+    assert not told or ("dsv4/unused.py" in found) == ("dsv4.unused" in code)
+
+
+def test_words_of_this_project_are_no_code(tmp_path):
+    """The project itself: words in docs and docstrings are proved to change nothing, on either backend."""
+    root = Path(__file__).resolve().parents[2]
+    left = shutil.ignore_patterns(".*", "results", "__pycache__", "shared")
+    shutil.copytree(root, tmp_path / "a", ignore=left, symlinks=True)
+    shutil.copytree(tmp_path / "a", tmp_path / "b", symlinks=True)
+    for file, old, new in (
+        ("README.md", "a", "A"),
+        ("docs/engines.md", "a", "A"),
+        ("dsv4/model/stages.py", '"""', '"""Word. '),
+        ("dsv4/plan.py", "\n\n", "\n# word\n"),
+    ):
+        path = tmp_path / "b" / file
+        path.write_text(path.read_text().replace(old, new, 1))
+    for backend in ("ref", "kernel"):
+        one, other = fingerprint(tmp_path / "a", backend), fingerprint(tmp_path / "b", backend)
+        assert one is not None
+        assert one == other
 
 
 @pytest.mark.parametrize("changes", [{"dsv4/run/variant.py": None}, {"dsv4/model.py": "def f(:\n"}])
