@@ -9,17 +9,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 from rich.console import Console
 
-from dsv4.code_inputs import ROOT, closure
 from dsv4.commits import history
 from dsv4.commits.branch import Branch, TrailerError, default_rung, repository
+from dsv4.commits.code import own_sha256
 from dsv4.commits.confirm import confirm_by_aba
 from dsv4.commits.judge import Against, Measured, judge, of_parent
 from dsv4.commits.run import Outcome, ensure
@@ -91,7 +89,7 @@ def _key(branch: Branch, sha: str) -> str:
     """
     config = branch.config
     more = {
-        "judge": _judge_sha256(),
+        "judge": own_sha256("dsv4.commits.audit"),
         "tighten": dict(config.tighten),
         "ground": [branch.ground(each) for each in (sha, *branch.commit(sha).parents)],
         "draws": [config.seed, config.floor_draws],
@@ -101,14 +99,6 @@ def _key(branch: Branch, sha: str) -> str:
         return branch.key(sha, **more)
     except TrailerError:
         return ""
-
-
-@cache
-def _judge_sha256() -> str:
-    digest = sha256()
-    for file in closure("dsv4.commits.audit"):
-        digest.update(file.encode() + (ROOT / file).read_bytes())
-    return digest.hexdigest()
 
 
 def need_floor(branch: Branch, sha: str) -> None:

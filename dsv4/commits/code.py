@@ -3,10 +3,11 @@
 import ast
 import os
 from collections.abc import Iterator
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from dsv4.code_inputs import COMMITS, KERNELS, PACKAGES, closure
+from dsv4.code_inputs import COMMITS, KERNELS, PACKAGES, ROOT, closure
 
 STAGE = "dsv4.run.variant"  # what is run of a commit
 WORDS = ("docs", "reports")  # folders that nothing runs or reads
@@ -103,3 +104,17 @@ def without_docstrings(tree: ast.Module) -> ast.Module:
 def differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
     """Files that only one of two trees has, or that differ between them."""
     return sorted(file for file in one.keys() | other.keys() if one.get(file) != other.get(file))
+
+
+@cache
+def own_sha256(module: str) -> str:
+    """Hash of this audit's own files that a module runs: what it found rests on them."""
+    digest = sha256()
+    for file in closure(module):
+        digest.update(file.encode() + (ROOT / file).read_bytes())
+    return digest.hexdigest()
+
+
+def prover_sha256() -> str:
+    """Hash of the code that proves two trees equal."""
+    return own_sha256("dsv4.commits.code")

@@ -69,11 +69,12 @@ def ensure(branch: Branch, sha: str) -> Outcome:
     folder = branch.folder(sha)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        key, path = branch.key(sha), folder / "run.json"
+        branch.key(sha)
     except TrailerError as error:
         return Outcome(state="failed", of="", key="", error=str(error))
+    path = folder / "run.json"
     with FileLock(folder / ".run.lock"):
-        known = _known(path, key)
+        known = _known(branch, sha, path)
         if known and (known.state != "equal" or not branch.ground(sha)):
             return known
         outcome = (None if branch.ground(sha) else _proved(branch, sha)) or _run(branch, sha)
@@ -81,11 +82,16 @@ def ensure(branch: Branch, sha: str) -> Outcome:
         return outcome
 
 
-def _known(path: Path, key: str) -> Outcome | None:
+def _known(branch: Branch, sha: str, path: Path) -> Outcome | None:
     if not path.is_file():
         return None
     found = Outcome(**json.loads(path.read_text()))
-    return found if found.key == key else None
+    return found if found.key == _key(branch, sha, found.state) else None
+
+
+def _key(branch: Branch, sha: str, state: str) -> str:
+    """Hash of what an outcome rests on: not a run's own, also what proved that none is needed."""
+    return branch.key(sha, **({} if state == "ran" else {"prover": code.prover_sha256()}))
 
 
 def _proved(branch: Branch, sha: str) -> Outcome | None:
@@ -94,10 +100,11 @@ def _proved(branch: Branch, sha: str) -> Outcome | None:
     for parent in branch.commit(sha).parents:
         below = ensure(branch, parent) if own and own == fingerprint(branch, parent) else None
         if below and below.key and branch.rung(parent).plan == branch.rung(sha).plan:
+            state = "failed" if below.state == "failed" else "equal"
             return Outcome(
-                state="failed" if below.state == "failed" else "equal",
+                state=state,
                 of=below.of,
-                key=branch.key(sha),
+                key=_key(branch, sha, state),
                 files=len(own or ()),
                 error=below.error and f"{below.error} (as {parent[:10]}, whose code it is)",
             )
@@ -110,12 +117,12 @@ def fingerprint(branch: Branch, sha: str) -> dict[str, str] | None:
         lines = git(branch.repo, "ls-tree", "-r", "-z", sha).rstrip("\0").split("\0")
         return {name: about for about, _, name in (line.partition("\t") for line in lines)}
     backend = backend_of(branch.config).kind
-    path = branch.folder(sha) / "code.json"
-    if path.is_file() and (found := json.loads(path.read_text()))["backend"] == backend:
+    path, of = branch.folder(sha) / "code.json", {"backend": backend, "prover": code.prover_sha256()}
+    if path.is_file() and (found := json.loads(path.read_text())).items() >= of.items():
         return found["files"]
     with checked_out(branch.repo, sha, branch.results) as room:
         files = code.fingerprint(room / "tree", backend)
-    write_json(path, {"backend": backend, "files": files})
+    write_json(path, of | {"files": files})
     return files
 
 
@@ -126,10 +133,11 @@ def _run(branch: Branch, sha: str) -> Outcome:
         run_and_adopt(branch.job(sha), branch.folder(sha))
     except RunError as caught:
         error = str(caught)
+    state = "failed" if error else "ran"
     return Outcome(
-        state="failed" if error else "ran",
+        state=state,
         of="" if error else sha,
-        key=branch.key(sha),
+        key=_key(branch, sha, state),
         error=error,
         seconds=round(time.monotonic() - started, 1),
     )

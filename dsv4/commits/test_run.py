@@ -12,7 +12,7 @@ import yaml
 from dsv4.commits.adopt import RunError, adopt
 from dsv4.commits.audit import verdict
 from dsv4.commits.branch import Branch
-from dsv4.commits.run import _start, last_word, own_config
+from dsv4.commits.run import _start, ensure, fingerprint, last_word, own_config
 from dsv4.dump import DumpReader
 from dsv4.stored import file_sha256, sidecar
 
@@ -115,3 +115,31 @@ def test_a_dump_that_is_not_there_is_said(job, made, tmp_path):
     (made / "two.h5").unlink()
     with pytest.raises(RunError, match=r"no dump that can be read: two\.h5: no such dump"):
         adopt(job, tmp_path, made, tmp_path / "target")
+
+
+@pytest.fixture
+def branch(small, tmp_path) -> Branch:
+    """The branch of the small audit, with folders of its own for what is found."""
+    results = tmp_path / "results"
+    shutil.copytree(small.results, results, ignore=shutil.ignore_patterns("commits", ".trees"))
+    return Branch.of(results, small.config, small.shas["breaks"])
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[str]:
+    """Commits that were run, in order; none is in fact."""
+    found = []
+    monkeypatch.setattr("dsv4.commits.run.run_and_adopt", lambda job, target: found.append(job.sha))
+    return found
+
+
+def test_a_proof_is_of_the_code_that_proved_it(small, branch, runs, monkeypatch):
+    words, broken = small.shas["documents"], small.shas["breaks"]
+    assert (ensure(branch, words).state, runs) == ("equal", [broken])
+    monkeypatch.setattr("dsv4.commits.code.fingerprint", lambda tree, backend: None)
+    assert (ensure(branch, words).state, runs) == ("equal", [broken])
+    monkeypatch.setattr("dsv4.commits.code.prover_sha256", lambda: "another prover")
+    assert fingerprint(branch, words) is None
+    assert (ensure(branch, words).state, runs) == ("ran", [broken, words])
+    ensure(branch, broken)
+    assert runs == [broken, words]  # its own run rests on no proof
