@@ -74,7 +74,8 @@ def _cached(branch: Branch, sha: str) -> dict[str, Any]:
     path = branch.folder(sha) / "verdict.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.parent / ".verdict.lock"):
-        key = _key(branch, sha)
+        run = ensure(branch, sha).key
+        key = run and _key(branch, sha, run)
         if key and path.is_file() and (known := json.loads(path.read_text())).get("key") == key:
             return known
         found = _verdict(branch, sha) | {"key": key}
@@ -82,13 +83,14 @@ def _cached(branch: Branch, sha: str) -> dict[str, Any]:
         return found
 
 
-def _key(branch: Branch, sha: str) -> str:
-    """What a verdict rests on beside the commit and its run: the judge's code, the configuration, what is ground.
+def _key(branch: Branch, sha: str, run: str = "") -> str:
+    """What a verdict rests on: the commit, the key of its run, the judge's code, the configuration, what is ground.
 
     "" if the commit's plan is unknown.
     """
     config = branch.config
     more = {
+        "run": run,
         "judge": own_sha256("dsv4.commits.audit"),
         "tighten": dict(config.tighten),
         "ground": [branch.ground(each) for each in (sha, *branch.commit(sha).parents)],

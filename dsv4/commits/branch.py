@@ -11,6 +11,8 @@ from dsv4.code_inputs import ROOT
 from dsv4.commits import history
 from dsv4.commits.history import Commit
 from dsv4.config import Config, ConfigError, backend_of
+from dsv4.engine.spec import Engine, named_files
+from dsv4.identity import versions
 from dsv4.ladder import Variant
 from dsv4.plan import flatten
 from dsv4.prompts import load_prompts
@@ -145,13 +147,21 @@ class Branch:
             "reference": sha256(b"".join(path.read_bytes() for path in sidecars)).hexdigest(),
             "page_size": self.config.page_size,
             "backend": [backend.kind, backend.name],
-            "engine": engine and {k: str(v) for k, v in vars(self.config.engines[engine]).items()},
+            "engine": engine and _engine_identity(self.config.engines[engine]),
+            "versions": versions(),
         }
 
     def key(self, sha: str, **more: Any) -> str:
         """Hash of what a commit's result rests on."""
         content = self.run_identity | {"commit": sha, "plan": flatten(self.rung(sha).plan)} | more
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _engine_identity(engine: Engine) -> dict[str, Any]:
+    """Its entry, and the files that its command names from the root: no commit holds those."""
+    outside = [word for word in engine.command if Path(word).is_absolute()]
+    entry = {key: str(value) for key, value in vars(engine).items() if key != "timeout"}
+    return entry | {"files": named_files(outside, engine.folder)}
 
 
 def repository(config: Config) -> Path:

@@ -33,6 +33,11 @@ ARGUMENTS = (
     "page_size",
     "backend",
 )
+# Deaths that say more about the machine at that hour than about the commit: asked again, it is run again.
+CHANCE = re.compile(
+    r"ended with signal|out of memory|OutOfMemoryError|MemoryError|[Cc]an(no|')t allocate memory"
+    r"|No space left on device|Disk quota exceeded"
+)
 FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+)')
 
 
@@ -47,7 +52,7 @@ class Outcome:
     files : how many files were compared for the proof.
     error : why it does not run, or "".
     seconds : wall time of the run.
-    key : hash of what the outcome rests on.
+    key : hash of what the outcome rests on; "" if it is not to be kept.
     """
 
     state: str
@@ -86,12 +91,21 @@ def _known(branch: Branch, sha: str, path: Path) -> Outcome | None:
     if not path.is_file():
         return None
     found = Outcome(**json.loads(path.read_text()))
-    return found if found.key == _key(branch, sha, found.state) else None
+    return found if found.key == _key(branch, sha, found.state, found.error) != "" else None
 
 
-def _key(branch: Branch, sha: str, state: str) -> str:
-    """Hash of what an outcome rests on: not a run's own, also what proved that none is needed."""
-    return branch.key(sha, **({} if state == "ran" else {"prover": code.prover_sha256()}))
+def _key(branch: Branch, sha: str, state: str, error: str = "") -> str:
+    """Hash of what an outcome rests on; "" if it may be another one the next time.
+
+    Of one that is no run of its own also what proved that none is needed, of a failure how long it had.
+    """
+    if CHANCE.search(error):
+        return ""
+    more: dict[str, object] = {} if state == "ran" else {"prover": code.prover_sha256()}
+    if state == "failed":
+        engine = branch.config.commits.engine
+        more["timeout"] = [branch.config.commits.timeout, engine and branch.config.engines[engine].timeout]
+    return branch.key(sha, **more)
 
 
 def _proved(branch: Branch, sha: str) -> Outcome | None:
@@ -137,7 +151,7 @@ def _run(branch: Branch, sha: str) -> Outcome:
     return Outcome(
         state=state,
         of="" if error else sha,
-        key=_key(branch, sha, state),
+        key=_key(branch, sha, state, error),
         error=error,
         seconds=round(time.monotonic() - started, 1),
     )

@@ -14,6 +14,7 @@ from dsv4.commits.audit import verdict
 from dsv4.commits.branch import Branch
 from dsv4.commits.run import _start, ensure, fingerprint, last_word, own_config
 from dsv4.dump import DumpReader
+from dsv4.engine.spec import Engine
 from dsv4.stored import file_sha256, sidecar
 
 SAID = """Traceback (most recent call last):
@@ -143,3 +144,50 @@ def test_a_proof_is_of_the_code_that_proved_it(small, branch, runs, monkeypatch)
     assert (ensure(branch, words).state, runs) == ("ran", [broken, words])
     ensure(branch, broken)
     assert runs == [broken, words]  # its own run rests on no proof
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        ("RuntimeError: no such shape, kernels/op/ref.py:34", True),
+        ("it did not end within 9 s (commits.timeout in config.yaml)", True),
+        ("ended with signal 9; its last line: none", False),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("OSError: [Errno 28] No space left on device", False),
+    ],
+)
+def test_a_failure_is_kept_if_it_is_the_commits_own(small, branch, monkeypatch, error, kept):
+    runs = []
+
+    def fail(job, target):
+        runs.append(job.sha)
+        raise RunError(error)
+
+    monkeypatch.setattr("dsv4.commits.run.run_and_adopt", fail)
+    for _ in range(2):
+        assert verdict(branch.results, branch.config, branch.base)["status"] == "cannot_measure"
+    assert len(runs) == 1 if kept else len(runs) > 1
+    if kept:
+        longer = replace(branch.config, commits=replace(branch.config.commits, timeout=9999.0))
+        verdict(branch.results, longer, branch.base)
+        assert len(runs) == 2
+
+
+def test_a_run_rests_on_the_versions_below_it(small, branch, runs, monkeypatch):
+    ensure(branch, branch.base)
+    monkeypatch.setattr("dsv4.commits.branch.versions", lambda: {"torch": "0.0"})
+    ensure(replace(branch), branch.base)
+    assert runs == [branch.base] * 2
+
+
+def test_a_run_of_an_engine_rests_on_the_files_that_its_command_names(small, tmp_path):
+    wrapper = tmp_path / "wrapper.py"
+    wrapper.write_text("x = 1")
+    engine = Engine(name="e", key="engines.e", command=("python3", str(wrapper), "own.py"))
+    commits = replace(small.config.commits, engine="e")
+    config = replace(small.config, commits=commits, engines={"e": engine})
+    before = Branch(small.results, config, small.shas["base"]).run_identity
+    slower = replace(config, engines={"e": replace(engine, timeout=1.0)})
+    assert Branch(small.results, slower, small.shas["base"]).run_identity == before
+    wrapper.write_text("x = 2")
+    assert Branch(small.results, config, small.shas["base"]).run_identity != before

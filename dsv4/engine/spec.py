@@ -142,11 +142,14 @@ def identity(engine: Engine) -> str:
         found.append(tree_sha256(engine.repo))
     if engine.dump:
         found += [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in _files(engine.dump)]
-    for word in engine.command:
-        path = engine.folder / word
-        if path.is_file():
-            found.append(f"{word} {hashlib.sha256(path.read_bytes()).hexdigest()}")
+    found += named_files(engine.command, engine.folder)
     return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+
+def named_files(words: Iterable[str], folder: Path) -> list[str]:
+    """Those words of a command that are files, as seen from a folder, each with its hash."""
+    files = [(word, folder / word) for word in words if (folder / word).is_file()]
+    return [f"{word} {hashlib.sha256(path.read_bytes()).hexdigest()}" for word, path in files]
 
 
 def _files(folder: Path) -> list[Path]:
