@@ -29,6 +29,7 @@ from dsv4.judge.evaluate import Finding, place
 from dsv4.judge.gate import SCHEMA
 from dsv4.ladder import State
 from dsv4.plan import flatten
+from dsv4.stored import sidecar
 from dsv4.taps import MODEL
 
 # Of a verdict, as gates.json has it; a commit that does not run has no value for them.
@@ -84,12 +85,12 @@ def _cached(branch: Branch, sha: str) -> dict[str, Any]:
 
 
 def _key(branch: Branch, sha: str, run: str = "") -> str:
-    """What a verdict rests on: the commit, the key of its run, the judge's code, the configuration, what is ground.
+    """What a verdict rests on: the commit, the key of its run, its floor, the judge, the configuration, the ground.
 
     "" if the commit's plan is unknown.
     """
     config = branch.config
-    more = {
+    more: dict[str, Any] = {
         "run": run,
         "judge": own_sha256("dsv4.commits.audit"),
         "tighten": dict(config.tighten),
@@ -98,6 +99,8 @@ def _key(branch: Branch, sha: str, run: str = "") -> str:
         "ladder": len(config.ladder.default()),
     }
     try:
+        floors = [sidecar(branch.floor(sha) / f"{prompt}.h5") for prompt in branch.prompts]
+        more["floor"] = [path.read_text() if path.is_file() else "" for path in floors]
         return branch.key(sha, **more)
     except TrailerError:
         return ""

@@ -4,13 +4,14 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import pytest
 import yaml
 
 from dsv4.commits.adopt import RunError, adopt
-from dsv4.commits.audit import verdict
+from dsv4.commits.audit import own_findings, verdict
 from dsv4.commits.branch import Branch
 from dsv4.commits.run import _start, ensure, fingerprint, last_word, own_config
 from dsv4.dump import DumpReader
@@ -191,3 +192,24 @@ def test_a_run_of_an_engine_rests_on_the_files_that_its_command_names(small, tmp
     assert Branch(small.results, slower, small.shas["base"]).run_identity == before
     wrapper.write_text("x = 2")
     assert Branch(small.results, config, small.shas["base"]).run_identity != before
+
+
+def test_findings_rest_on_the_floor(small, branch, monkeypatch):
+    measured = []
+
+    class Nothing:
+        """A commit without findings."""
+
+        def __init__(self, branch, sha):
+            measured.append(sha)
+            self.findings, self.notes = [], SimpleNamespace(error="")
+
+    monkeypatch.setattr("dsv4.commits.audit.Measured", Nothing)
+    branch.folder(branch.base).mkdir(parents=True)
+    for _ in range(2):
+        assert own_findings(branch, branch.base) == ([], "")
+    assert len(measured) == 1
+    floor = sidecar(branch.floor(branch.base) / "two.h5")
+    floor.write_text(f"{'0' * 64}  two.h5\n")
+    own_findings(branch, branch.base)
+    assert len(measured) == 2
