@@ -34,6 +34,7 @@ compares. The keys:
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from hashlib import sha256
@@ -52,6 +53,27 @@ MEASURED = ("status", "culprit", "taps", "cos", "fidelity", "fidelity_counts", "
 VERSIONS = ("torch", "numpy", "triton")  # what numbers depend on
 SETTINGS = ("decode_steps", "prefill_rows", "page_size", "floor_draws", "seed")
 DIGITS = 9
+
+# The whole value of each trailer that cannot be compared as text with that of another machine.
+_NUMBER, _LAYER = rf"(?:-?[01]\.\d{{{DIGITS}}}|nan)", r"(?:layer \d+|after the last layer)"
+_VERSION = r"(?:{}) \S+".format("|".join(VERSIONS))
+_LABELLED = (
+    r"emulated on cpu, cpu \(.+\)"
+    r"|kernels on (?P<gpu>.+), (?P=gpu) \((?P<number>sm_\d+|no GPU)\)"
+    r"|engine \S+ on (?P<engine>.+), (?P=engine)"
+)
+FORMATS = {
+    "Audit-Cosine": re.compile(rf"\S+(?: {_NUMBER})+"),
+    "Audit-Cosine-Min": re.compile(rf"{_NUMBER} {_LAYER}, \S+ \(\S+, token \d+\)"),
+    "Audit-Cosine-Mean": re.compile(_NUMBER),
+    "Audit-Time": re.compile(
+        r"(?:\d+\.\d{3} of \S+ \(\d+\.\d{3} to \d+\.\d{3}\)"
+        r"|\d+\.\d us a step, \S+ has no parent), (?P<gpu>.+)"
+        r"|not measured on this device|.+ is no device to time|no kernel for .+; set `backend: ref`"
+    ),
+    "Audit-Device": re.compile(rf"(?:{_LABELLED}); (?:{_VERSION}(?:, {_VERSION})*)?"),
+    "Audit-Report": re.compile(r"sha256:[0-9a-f]{64}"),
+}
 
 
 class EvidenceError(ConfigError):

@@ -102,6 +102,8 @@ def test_trailers_are_what_git_reads_and_what_the_verdict_says(audited):
         "decode_steps 3, prefill_rows 4, page_size 16, floor_draws 8, seed 0"
     )
     assert evidence.of_rung(audited.results, audited.config, "P4")["Audit-Parent"] == "none"
+    for key, form in evidence.FORMATS.items():
+        assert form.fullmatch(found[key]), key
 
 
 def test_a_failure_names_its_culprit_and_a_device_its_time(audited):
@@ -113,6 +115,10 @@ def test_a_failure_names_its_culprit_and_a_device_its_time(audited):
     assert found["Audit-Verdict"] == "fail"
     assert found["Audit-Culprit"] == "after the last layer, logits (head), limit"
     assert found["Audit-Time"] == "0.900 of P4 (0.890 to 0.913), NVIDIA H200"
+    first = TIME | {"parent": None, "ratio": None}
+    alone = evidence.time_words({"time": first, "note": "one step, on NVIDIA H200"}, "P4")
+    for words in (found["Audit-Time"], alone):
+        assert evidence.FORMATS["Audit-Time"].fullmatch(words)["gpu"] == "NVIDIA H200"
 
 
 def test_the_report_hash_is_of_what_was_measured_and_of_nothing_else(audited):

@@ -28,11 +28,20 @@ FOUND = {
     "Audit-Report": "sha256:" + "5" * 64,
 }
 ELSEWHERE = {"Audit-Device": "emulated on cpu, cpu (x86_64); torch 2.14.0, numpy 2.4.6, triton 3.6.0"}
+ROW = "layer 0, attn_out (two, token 3)"
+H200 = "kernels on NVIDIA H200, NVIDIA H200 (sm_90); torch 2.13.0, numpy 2.4.6, triton 3.6.0"
+TIME = "0.900 of P4 (0.890 to 0.913), NVIDIA H200"
 NOISE = Band(whole=2e-4, row=2e-3)
 
 
 def checked(changes=(), found=(), *, noise=None, optional=False):
     """Problems of a message that says ``FOUND`` with changes, and how it was compared."""
+    compared = comparison(changes, found, noise=noise, optional=optional)
+    return compared.problems, compared.note
+
+
+def comparison(changes=(), found=(), *, noise=None, optional=False):
+    """A message that says ``FOUND`` with changes, compared."""
     said = [(key, value) for key, value in (FOUND | dict(changes)).items() if value is not None]
 
     def give():
@@ -105,8 +114,9 @@ def test_a_missing_trailer_is_refused_where_one_is_needed(key):
 
 def test_a_trailer_that_stands_twice_is_refused():
     said = [*FOUND.items(), ("Audit-Verdict", "fail")]
-    problems, _ = compare(said, FOUND, lambda: NOISE)
-    assert problems[0].text == "Audit-Verdict: claimed pass and fail, found pass (it stands twice)"
+    compared = compare(said, FOUND, lambda: NOISE)
+    assert compared.state == "refused"
+    assert compared.problems[0].text == "Audit-Verdict: claimed pass and fail, found pass (it stands twice)"
 
 
 def test_from_elsewhere_cosines_may_differ_by_the_noise_and_no_more():
@@ -116,27 +126,88 @@ def test_from_elsewhere_cosines_may_differ_by_the_noise_and_no_more():
         changes | {"Audit-Cosine": near, "Audit-Cosine-Mean": "0.999973900"}, noise=NOISE
     )
     assert problems == []
-    assert note.startswith(
-        "cosines within the noise floor, for they were computed elsewhere: emulated on cpu"
+    assert note == (
+        f"cosines within the noise floor, for they were computed on {ELSEWHERE['Audit-Device']};"
+        " not checked here: Audit-Device, Audit-Time, Audit-Report"
     )
     (problem,) = checked(
         changes | {"Audit-Cosine": "attn_out 0.999961889 0.999970000 1.000000000"}, noise=NOISE
     )[0]
     assert problem.text.startswith("Audit-Cosine, layer 1: claimed 0.999970000, found 0.999980455 (0.0014")
     assert "and the noise floor explains 0.0002" in problem.text
-    for key, value in (("Audit-Cosine-Min", "0.9990 layer 1"), ("Audit-Cosine-Mean", "0.99999")):
+    for key, value in (("Audit-Cosine-Min", f"0.999000000 {ROW}"), ("Audit-Cosine-Mean", "0.999990000")):
         (problem,) = checked(changes | {key: value}, noise=NOISE)[0]
         assert problem.key == key
-    (problem,) = checked(changes | {"Audit-Cosine-Mean": "much"}, noise=NOISE)[0]
+        assert "the noise floor explains" in problem.why
+    (problem,) = checked(changes | {"Audit-Cosine-Mean": "nan"}, noise=NOISE)[0]
     assert problem.why == "no number that can be compared"
     for key, forged in (("Audit-Verdict", "fail"), ("Audit-Reference", "checkpoint 0")):
         assert [problem.key for problem in checked(changes | {key: forged}, noise=NOISE)[0]] == [key]
 
 
 def test_kernels_are_compared_within_noise_and_keep_their_time():
-    device = {"Audit-Device": "kernels on NVIDIA H200, NVIDIA H200 (sm_90); torch 2.13.0"}
-    problems, _ = checked(device | {"Audit-Time": "0.900 of P4, NVIDIA H200"}, found=device, noise=NOISE)
-    assert problems == []
+    device = {"Audit-Device": H200}
+    compared = comparison(device | {"Audit-Time": TIME}, found=device, noise=NOISE)
+    assert compared.problems == []
+    assert compared.state == "within noise"
+    assert compared.note.endswith("; not checked here: Audit-Time, Audit-Report")
+    none = {"Audit-Time": "no kernel for this plan (q_format bf16): too narrow; set `backend: ref`"}
+    assert comparison(device | none, found=device, noise=NOISE).problems == []
+
+
+FORGED = {
+    "Audit-Device": "kernels on NVIDIA H200 of the vendor, eight of them; torch 9",
+    "Audit-Time": "0.010 of P4",
+    "Audit-Report": "sha256:forged",
+    "Audit-Cosine": "attn_out 0.999961500 0.999980600 0.999999990",
+    "Audit-Cosine-Mean": "0.9999739 as measured on 8 H200 by the vendor",
+}
+
+
+def test_another_device_in_the_message_does_not_turn_verification_off():
+    """A CPU's result with a device, a time and a hash of nobody's: refused; in their form: not called reproduced."""
+    compared = comparison(FORGED, noise=NOISE)
+    assert compared.state == "refused"
+    assert {problem.key for problem in compared.problems} == FORGED.keys() - {"Audit-Cosine"}
+    well_formed = {"Audit-Device": H200, "Audit-Time": TIME, "Audit-Report": "sha256:" + "4" * 64}
+    compared = comparison(FORGED | well_formed | {"Audit-Cosine-Mean": "0.999973900"}, noise=NOISE)
+    assert compared.problems == []
+    assert compared.state == "within noise"
+    assert compared.note.endswith("; not checked here: Audit-Device, Audit-Time, Audit-Report")
+
+
+@pytest.mark.parametrize(
+    ("key", "forged", "why"),
+    [
+        ("Audit-Cosine", "attn_out 0.999961500 or more", "form"),
+        ("Audit-Cosine", FOUND["Audit-Cosine"] + " in eight runs", "form"),
+        ("Audit-Cosine-Min", f"0.999794205 {ROW} at most", "form"),
+        ("Audit-Cosine-Min", "0.999794205", "form"),
+        ("Audit-Cosine-Mean", "0.99997", "form"),
+        ("Audit-Device", f"{H200} on eight nodes", "form"),
+        ("Audit-Device", H200.replace("NVIDIA H200 (", "NVIDIA B200 ("), "form"),
+        ("Audit-Report", "sha256:" + "5" * 63, "form"),
+        ("Audit-Report", "sha256:" + "5" * 64 + " signed", "form"),
+        ("Audit-Time", "0.900 of P4, NVIDIA H200", "form"),
+        ("Audit-Time", TIME.replace("H200", "B200"), "Audit-Device names NVIDIA H200"),
+    ],
+)
+def test_what_is_not_in_its_form_is_refused_wherever_it_was_computed(key, forged, why):
+    (problem, *_) = checked({"Audit-Device": H200} | {key: forged}, noise=NOISE)[0]
+    assert (problem.key, problem.claimed) == (key, forged)
+    assert why in problem.why
+
+
+@pytest.mark.parametrize("device", [ELSEWHERE["Audit-Device"], H200.replace("sm_90", "no GPU")])
+def test_a_time_beside_a_device_that_is_no_gpu_is_refused(device):
+    (problem,) = checked({"Audit-Device": device, "Audit-Time": TIME}, noise=NOISE)[0]
+    assert (problem.key, problem.why) == ("Audit-Time", "only what runs on a GPU is timed")
+
+
+def test_each_state_is_counted_apart():
+    about = {"commit": "1" * 40, "subject": "One", "kind": "one_site"}
+    found = [verify.Checked(**about, state=state) for state in ("within noise", "reproduced", "within noise")]
+    assert verify.counted(found) == "3 commits: 1 reproduced, 2 within noise, 0 needs none, 0 refused"
 
 
 def test_what_moves_no_number_needs_no_trailers():
@@ -236,7 +307,7 @@ def test_a_branch_is_verified_and_a_forged_digit_refused(small, tmp_path, capsys
     assert "Router in FP32: reproduced: every trailer comes out again, digit for digit\n" in text
     assert "Words: refused\n  Audit-Cosine-Mean: claimed 0.999999998, found " in text
     assert "More words: needs none: it moves no number: proved" in text
-    assert text.endswith("3 commits, 1 refused\n")
+    assert text.endswith("3 commits: 1 reproduced, 0 within noise, 1 needs none, 1 refused\n")
     assert not (small.results / verify.FRESH).exists()
 
 

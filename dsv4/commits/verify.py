@@ -6,10 +6,12 @@ earlier runs it takes the references and the noise floors and nothing else. What
 * Emulation on a CPU is deterministic. Where the message names the device and the versions that run now,
   every printed digit of every cosine must come again, and the hash of all that was measured.
 * Otherwise, and for kernels on a GPU, cosines may differ by what the noise floor's draws explain; see
-  :mod:`dsv4.commits.band`. The hash, and which row was the worst, are not compared then.
+  :mod:`dsv4.commits.band`. Such a commit is *within noise* and never called reproduced, for device, time and
+  hash, and which row was the worst, are not checked: the message may say of them what it likes, in their form.
 * Variant, parent, verdict, fidelity, culprit, taps and reference (checkpoint, prompts, settings) must be
   the same in any case.
-* A time is not measured again. It is refused where the numbers beside it are emulated.
+* A time is not measured again. It is refused where the numbers beside it are those of no GPU, or of another.
+* What is not in the form of :data:`dsv4.commits.evidence.FORMATS`, from the first word to the last, is refused.
 
 A commit that moves no number needs no trailers: its code is its parent's, or all its taps are bit for bit.
 What it carries all the same is compared.
@@ -17,6 +19,7 @@ What it carries all the same is compared.
 
 import argparse
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +31,7 @@ from rich.console import Console
 from dsv4.commits import audit, history
 from dsv4.commits.band import Band, band
 from dsv4.commits.branch import Branch, repository
-from dsv4.commits.evidence import EvidenceError, of_verdict
+from dsv4.commits.evidence import FORMATS, EvidenceError, of_verdict
 from dsv4.config import Config, ConfigError, load, with_options
 from dsv4.console import main_guard
 from dsv4.files import write_json
@@ -38,10 +41,8 @@ from dsv4.plan import flatten
 SHARED = ("reference", "plain", "floor", "checkpoint.json")
 FRESH = ".verify"
 COSINES = ("Audit-Cosine", "Audit-Cosine-Min", "Audit-Cosine-Mean")
-OF_ONE_MACHINE = (
-    "Audit-Report",
-    "Audit-Device",
-)  # compared where the device and the versions are those of now
+OF_ONE_MACHINE = ("Audit-Device", "Audit-Time", "Audit-Report")  # not checked where that is another one
+STATES = ("reproduced", "within noise", "needs none", "refused")
 EVERY_DIGIT = "every digit must come again on the same device and versions"
 
 
@@ -77,7 +78,7 @@ class Checked:
     Attributes
     ----------
     commit, subject, kind : of the commit.
-    state : "reproduced", "refused", or "needs none".
+    state : one of :data:`STATES`.
     problems : why it is refused.
     note : how it was compared.
     """
@@ -111,14 +112,30 @@ def needs_none(verdict: Mapping[str, Any]) -> bool:
     return verdict["kind"] == "no_numerics" or merged
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A message's trailers beside those of the second run.
+
+    Attributes
+    ----------
+    problems : why the message is refused.
+    state : "reproduced", "within noise" or "refused".
+    note : how they were compared, and what was not.
+    """
+
+    problems: list[Problem]
+    state: str
+    note: str
+
+
 def compare(
     said: Sequence[tuple[str, str]],
     found: Mapping[str, str],
     noise: Callable[[], Band],
     *,
     optional: bool = False,
-) -> tuple[list[Problem], str]:
-    """Problems of a message's trailers, and how they were compared.
+) -> Compared:
+    """Compare what a message says with what the second run gave.
 
     Parameters
     ----------
@@ -128,35 +145,55 @@ def compare(
     optional : what is missing is no problem.
     """
     claimed = dict(said)
-    problems = [
-        Problem(
-            key=key,
-            claimed=" and ".join(value for name, value in said if name == key),
-            found=found.get(key),
-            why="it stands twice",
-        )
-        for key in claimed
-        if sum(name == key for name, _ in said) > 1
-    ]
-    device = claimed.get("Audit-Device", found["Audit-Device"])
-    emulated = device.startswith("emulated")
-    alike = emulated and device == found["Audit-Device"]
+    problems = list(_twice(said, found))
+    here = found["Audit-Device"]
+    device = claimed.get("Audit-Device", here)
+    alike = device == here and here.startswith("emulated")
     for key in dict.fromkeys([*found, *claimed]):
         own, again = claimed.get(key), found.get(key)
         if own is None:
             problems += [] if optional else [Problem(key=key, claimed=None, found=again)]
-        elif key == "Audit-Time":
-            if emulated and own != again and again is not None:
-                problems.append(
-                    Problem(key=key, claimed=own, found=again, why="nothing is timed in an emulation")
-                )
-        elif key in COSINES and again is not None:
-            problems += _cosines(key, own, found, None if alike else noise())
-        elif own != again and (alike or key not in OF_ONE_MACHINE):
+        elif own == again:
+            continue
+        elif key in COSINES and alike:
+            problems += _cosines(key, own, found, None)
+        elif key in FORMATS and not alike:
+            problems += _elsewhere(key, own, found, device, noise)
+        else:
             problems.append(Problem(key=key, claimed=own, found=again))
     if alike:
-        return problems, "every trailer comes out again, digit for digit"
-    return problems, f"cosines within the noise floor, for they were computed elsewhere: {device}"
+        note, state = "every trailer comes out again, digit for digit", "reproduced"
+    else:
+        left = ", ".join(key for key in OF_ONE_MACHINE if key != "Audit-Device" or device != here)
+        note = f"cosines within the noise floor, for they were computed on {device}; not checked here: {left}"
+        state = "within noise"
+    return Compared(problems=problems, state="refused" if problems else state, note=note)
+
+
+def _twice(said: Sequence[tuple[str, str]], found: Mapping[str, str]) -> Iterator[Problem]:
+    """Keys that stand twice."""
+    for key in dict(said):
+        values = [value for name, value in said if name == key]
+        if len(values) > 1:
+            claimed = " and ".join(values)
+            yield Problem(key=key, claimed=claimed, found=found.get(key), why="it stands twice")
+
+
+def _elsewhere(
+    key: str, claimed: str, found: Mapping[str, str], device: str, noise: Callable[[], Band]
+) -> Iterator[Problem]:
+    """Check what another machine says: its form, its cosines, and a time's device."""
+    form, again = FORMATS[key].fullmatch(claimed), found[key]
+    if not form:
+        yield Problem(key=key, claimed=claimed, found=again, why="it is not in the form of such a value")
+    elif key in COSINES:
+        yield from _cosines(key, claimed, found, noise())
+    elif key == "Audit-Time" and form["gpu"]:  # else it says why there is none
+        on = FORMATS["Audit-Device"].fullmatch(device)
+        if not on or not (on["number"] or "").startswith("sm_"):
+            yield Problem(key=key, claimed=claimed, found=again, why="only what runs on a GPU is timed")
+        elif on["gpu"] != form["gpu"]:
+            yield Problem(key=key, claimed=claimed, found=again, why=f"Audit-Device names {on['gpu']}")
 
 
 def _cosines(key: str, claimed: str, found: Mapping[str, str], noise: Band | None) -> Iterator[Problem]:
@@ -239,10 +276,10 @@ class Verification:
             claimed = dict(said).get("Audit-Verdict")
             problem = Problem(key="Audit-Verdict", claimed=claimed, found=verdict["status"], why=str(error))
             return Checked(**about, state="refused", problems=[problem])
-        problems, note = compare(
+        compared = compare(
             said, found, lambda: self._band(sha, len(verdict["cos"]["per_layer"])), optional=optional
         )
-        return Checked(**about, state="refused" if problems else "reproduced", problems=problems, note=note)
+        return Checked(**about, **vars(compared))
 
     def _band(self, sha: str, layers: int) -> Band:
         branch = Branch.of(self.fresh, self.config, sha)
@@ -298,9 +335,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_json(
         options.results / "verified.json", {"schema": 1, "commits": [asdict(each) for each in checked]}
     )
-    refused = sum(each.state == "refused" for each in checked)
-    console.print(f"{len(checked)} commits, {refused} refused", highlight=False)
-    return 1 if refused else 0
+    console.print(counted(checked), highlight=False)
+    return 1 if any(each.state == "refused" for each in checked) else 0
+
+
+def counted(checked: Sequence[Checked]) -> str:
+    """How many commits there are of each state, in a line."""
+    states = Counter(each.state for each in checked)
+    return f"{len(checked)} commits: " + ", ".join(f"{states[state]} {state}" for state in STATES)
 
 
 if __name__ == "__main__":
