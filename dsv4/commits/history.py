@@ -108,9 +108,22 @@ def is_ancestor(repo: Path, sha: str, of: str) -> bool:
     return sha == of or not git(repo, "rev-list", "-1", sha, f"^{of}").strip()
 
 
+def canonical(key: str) -> str:
+    """A trailer's key as the audit writes it; git matches keys whatever their case."""
+    return key.strip().title()
+
+
+def trailers(repo: Path, sha: str) -> list[tuple[str, str]]:
+    """Canonical key and value of each trailer of a commit, as git parses them."""
+    text = git(repo, "log", "-1", "--format=%(trailers:only=true,unfold=true)", sha)
+    pairs = [line.partition(":") for line in text.splitlines() if line]
+    return [(canonical(key), value.strip()) for key, _, value in pairs]
+
+
 def rung_of(repo: Path, sha: str, default: str) -> str:
     """Rung whose plan a commit implements: the nearest trailer of the commit and its first parents, or ``default``."""
-    named = _log(repo, "--first-parent", f"--grep=^{TRAILER}:", sha)  # in any line, a trailer or not
+    anywhere = ("--regexp-ignore-case", f"--grep=^{TRAILER}[[:space:]]*:")  # in any line, a trailer or not
+    named = _log(repo, "--first-parent", *anywhere, sha)
     return next((commit.rung for commit in named if commit.rung), default)
 
 

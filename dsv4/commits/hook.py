@@ -29,7 +29,7 @@ from dsv4.config import Config, ConfigError, load, run_id
 
 MARK = "# Made by: python -m dsv4 install-hook (--uninstall removes it)"
 PREPARE, CHECK = "prepare-commit-msg", "commit-msg"
-TRAILERS = "^Audit-[A-Za-z-]*:"
+TRAILERS = "^Audit-[a-z-]* *:"  # in any case, as git reads them
 # Git runs these at the top of the work tree, $1 is the message's file and $2 where the message comes from.
 SCRIPTS = {
     PREPARE: f"""#!/bin/sh
@@ -41,7 +41,7 @@ case "$2" in merge | squash) exit 0 ;; esac
 for state in MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD rebase-merge rebase-apply; do
   [ ! -e "$(git rev-parse --git-path "$state")" ] || exit 0
 done
-grep -q '^Audit-Variant:' "$1" && exit 0
+grep -qi '^Audit-Variant *:' "$1" && exit 0
 repo=$PWD tree=$(git write-tree)
 cd {{root}} && {{python}} -m dsv4.commits.hook {{options}} \\
   --variant "$variant" --repo "$repo" --tree "$tree" "$1" ||
@@ -51,8 +51,9 @@ exit 0
     CHECK: f"""#!/bin/sh
 {MARK}
 # Evidence alone is no message: git shall say so as if it were empty.
-sed '/^. -* >8 -*$/,$d' "$1" | git stripspace --strip-comments | grep -v '{TRAILERS}' | grep -q '[^[:space:]]' && exit 0
-grep -q '{TRAILERS}' "$1" || exit 0
+text() {{ sed '/^. -* >8 -*$/,$d' "$1" | git stripspace --strip-comments; }}
+text "$1" | grep -vi '{TRAILERS}' | grep -q '[^[:space:]]' && exit 0
+grep -qi '{TRAILERS}' "$1" || exit 0
 echo "audit: the message holds evidence and nothing else; the commit is aborted" >&2
 exit 1
 """,

@@ -48,6 +48,15 @@ def test_a_word_in_the_text_is_no_trailer(repo):
     assert history.rung_of(repo.folder, sha, "P4") == "B0"
 
 
+@pytest.mark.parametrize("trailer", ["audit-variant: B4", "AUDIT-VARIANT: B4", "Audit-variant : B4"])
+def test_a_key_counts_in_any_case_as_it_does_for_git(repo, trailer):
+    sha = repo.commit("Fourth", trailer)
+    assert history.trailers(repo.folder, sha) == [("Audit-Variant", "B4")]
+    assert history.read(repo.folder, sha).rung == "B4"
+    assert history.rung_of(repo.folder, sha, "P4") == "B4"
+    assert history.rung_of(repo.folder, repo.commit("Fifth"), "P4") == "B4"
+
+
 @pytest.mark.parametrize(
     ("base", "head", "says"),
     [

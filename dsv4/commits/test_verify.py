@@ -300,6 +300,8 @@ def test_a_branch_is_verified_and_a_forged_digit_refused(small, tmp_path, capsys
     repo.commit("Words", "\n".join(evidence.lines(said | {"Audit-Cosine-Mean": "0.999999998"})))
     (repo.folder / "README.md").write_text("More words\n")
     repo.commit("More words")
+    (repo.folder / "README.md").write_text("Yet more words\n")
+    repo.commit("Yet more words", "audit-verdict: fail")
     options = ["--config", str(small.config.path), "--results", str(small.results)]
     options += ["--base", "base", "--head", "main", "--repo", str(repo.folder)]
     assert verify.main(options) == 1
@@ -307,7 +309,8 @@ def test_a_branch_is_verified_and_a_forged_digit_refused(small, tmp_path, capsys
     assert "Router in FP32: reproduced: every trailer comes out again, digit for digit\n" in text
     assert "Words: refused\n  Audit-Cosine-Mean: claimed 0.999999998, found " in text
     assert "More words: needs none: it moves no number: proved" in text
-    assert text.endswith("3 commits: 1 reproduced, 0 within noise, 1 needs none, 1 refused\n")
+    assert "Yet more words: refused\n  Audit-Verdict: claimed fail, found pass\n" in text
+    assert text.endswith("4 commits: 1 reproduced, 0 within noise, 1 needs none, 2 refused\n")
     assert not (small.results / verify.FRESH).exists()
 
 
@@ -320,6 +323,8 @@ def test_claims_are_those_that_git_parses(small, tmp_path):
     sha = repo.commit(message.strip())
     assert claims(repo.folder, sha) == [("Audit-Verdict", "pass and more")]
     assert parsed(message)["Audit-Verdict"] == "pass and more"
+    sha = repo.commit("Words", "audit-verdict: pass\nAUDIT-Cosine-min : 1")
+    assert claims(repo.folder, sha) == [("Audit-Verdict", "pass"), ("Audit-Cosine-Min", "1")]
 
 
 def test_without_base_and_head_it_says_what_to_give(tmp_path):

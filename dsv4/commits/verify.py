@@ -101,9 +101,7 @@ class Checked:
 
 def claims(repo: Path, sha: str) -> list[tuple[str, str]]:
     """The audit's trailers of a commit, as git parses them."""
-    text = history.git(repo, "log", "-1", "--format=%(trailers:only=true,unfold=true)", sha)
-    pairs = [line.partition(":") for line in text.splitlines()]
-    return [(key.strip(), value.strip()) for key, _, value in pairs if key.startswith("Audit-")]
+    return [(key, value) for key, value in history.trailers(repo, sha) if key.startswith("Audit-")]
 
 
 def needs_none(verdict: Mapping[str, Any]) -> bool:
