@@ -11,7 +11,7 @@ from dsv4.closure import imports, snakefile, sources
 from dsv4.closure.dynamic import Dynamic
 from dsv4.closure.findings import Findings, Kind, Note, Reference
 from dsv4.closure.module import Module, Rank, spelled
-from dsv4.closure.once import Key
+from dsv4.closure.once import Key, room
 from dsv4.closure.program import Program
 from dsv4.closure.tree import KERNEL_SUFFIXES, ClosureError, Tree, matches
 from dsv4.closure.values import CallSite
@@ -166,7 +166,8 @@ class Search:
     def _reading(self, file: str) -> tuple[Findings, frozenset[Key], list[tuple[Key, CallSite]]]:
         if file not in self._read:
             self.program.evaluator.once.asked = set()
-            findings, calls = self._findings(file)
+            with room():
+                findings, calls = self._findings(file)
             self._read[file] = findings, frozenset(self.program.evaluator.once.asked), calls
         return self._read[file]
 

@@ -65,7 +65,7 @@ class Evaluator:
         """Texts that an expression may be; of a sequence, those of its elements."""
         if node is None:
             return ()
-        return self.once("values", node, lambda: self._distinct(node, scope), ())
+        return self.once("values", node, lambda: self._distinct(node, scope), (), UNKNOWN)
 
     def _distinct(self, node: ast.AST, scope: Scope) -> Values:
         found = tuple(dict.fromkeys(self._values(node, scope)))
@@ -209,7 +209,7 @@ class Evaluator:
 
     def elements(self, node: ast.AST, scope: Scope) -> list[Placed]:
         """Elements of a sequence, as expressions; of a string or an unknown one, the node itself."""
-        return self.once("elements", node, lambda: self._elements(node, scope), [])
+        return self.once("elements", node, lambda: self._elements(node, scope), [], [(node, scope)])
 
     def _elements(self, node: ast.AST, scope: Scope) -> list[Placed]:
         match node:
@@ -250,7 +250,8 @@ class Evaluator:
 
     def _resolved(self, node: ast.AST, scope: Scope) -> list[Placed]:
         """What a name is bound to, as expressions."""
-        return self.once("resolved", node, lambda: self._follow(node, scope), [(node, scope)])
+        itself = [(node, scope)]
+        return self.once("resolved", node, lambda: self._follow(node, scope), itself, itself)
 
     def _follow(self, node: ast.AST, scope: Scope) -> list[Placed]:
         if not isinstance(node, ast.Name | ast.Attribute):
