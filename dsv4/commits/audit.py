@@ -19,7 +19,7 @@ from dsv4.commits import history
 from dsv4.commits.branch import Branch, TrailerError, default_rung, repository
 from dsv4.commits.code import own_sha256
 from dsv4.commits.confirm import confirm_by_aba
-from dsv4.commits.judge import Against, Measured, judge, of_parent
+from dsv4.commits.judge import Against, Measured, judge, listed, of_parent
 from dsv4.commits.run import Outcome, ensure
 from dsv4.commits.sites import moved
 from dsv4.config import Config, ConfigError, load, with_options
@@ -30,7 +30,6 @@ from dsv4.judge.gate import SCHEMA
 from dsv4.ladder import State
 from dsv4.plan import flatten
 from dsv4.stored import sidecar
-from dsv4.taps import MODEL
 
 # Of a verdict, as gates.json has it; a commit that does not run has no value for them.
 NUMBERS = (
@@ -247,19 +246,14 @@ def _proved(branch: Branch, sha: str, outcome: Outcome) -> dict[str, Any]:
     found |= {"parent": other["id"], "change": {}, "against": outcome.of, "dump_of": outcome.of}
     found["vs_parent"] = {"taps_changed": 0, "of": taps, "bit_equal": True, "rel_l2_max": None}
     found["vs_parent"] |= {"codes_changed": {}, "worst": None}
-    if other["findings"]:
+    if wrong := own_findings(branch, outcome.of)[0]:  # its step, too far or not, is not this commit's
         kind = "merge" if merge else "inherited"
-        stands = f"stands on {outcome.of[:10]}, which fails at {_where(other['findings'][0])}"
+        stands = f"stands on {outcome.of[:10]}, which fails at {place(wrong[0].layer, wrong[0].tap)}"
         found |= {"status": State.BLOCKED, "reasons": [f"{stands}; {proof}"], "kind": kind}
-        return found | {"findings": other["findings"]}
+        return found | {"findings": listed(wrong)}
     if other["status"] == State.CANNOT_MEASURE:
         return found | {"reasons": [*other["reasons"], proof]}
     return found | {"status": State.PASS, "reasons": [proof], "culprit": None, "confirmed": None}
-
-
-def _where(finding: Sequence[Any]) -> str:
-    _, _, layer, tap = finding
-    return place(-1 if layer == MODEL else layer, tap)
 
 
 def collect(results: Path, config: Config, base: str, head: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The verdict on a commit that ran: the gate's, against the commit that it stands on, and how many sites it moved."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,8 +129,13 @@ def judge(
         reasons += [note] if note else []
     verdict |= {"status": status, "reasons": reasons, "kind": kind, "sites": found_sites}
     verdict["blast_radius"] = None if not change else verdict["blast_radius"]
-    verdict["findings"] = [[f.kind, f.mode, f.layer if f.layer >= 0 else MODEL, f.tap] for f in wrong]
+    verdict["findings"] = listed(wrong)
     return verdict
+
+
+def listed(findings: Iterable[Finding]) -> list[list[Any]]:
+    """Findings as a verdict stores them: what and where."""
+    return [[f.kind, f.mode, f.layer if f.layer >= 0 else MODEL, f.tap] for f in findings]
 
 
 def of_parent(finding: Finding) -> bool:

@@ -1,8 +1,12 @@
 """What counts against a commit: its own findings, not those of what it stands on, nor what a repair moves."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from dsv4.commits.judge import Against, _counts, _inherited
+from dsv4.commits import audit
+from dsv4.commits.judge import Against, _counts, _inherited, listed
+from dsv4.commits.run import Outcome
 from dsv4.judge.evaluate import Finding
 
 OUTSIDE = Finding(kind="fidelity", mode="isolated", layer=5, tap="topk", text="")
@@ -53,3 +57,23 @@ def test_a_finding_is_inherited_with_the_same_bits_only(against, inherited):
 )
 def test_which_findings_count(finding, merge, broken, changed, counts):
     assert _counts(finding, merge, [below(findings=[OUTSIDE] if broken else [])], changed) is counts
+
+
+@pytest.mark.parametrize(
+    ("own", "status", "kind", "says"),
+    [
+        ([], "pass", "no_numerics", "proved: the 3 files that can run or be read are equal to"),
+        ([OUTSIDE], "blocked", "inherited", "stands on aaaaaaaaaa, which fails at layer 5, topk"),
+    ],
+)
+def test_words_on_a_step_that_moved_too_far_are_no_failure(monkeypatch, own, status, kind, says):
+    """What the commit below has wrong only against its own parent is not wrong with what has its bits."""
+    other = {"id": "a", "taps": [9, 9], "status": "fail", "findings": listed([*own, BUDGET]), "reasons": []}
+    monkeypatch.setattr(audit, "_cached", lambda branch, sha: other)
+    monkeypatch.setattr(audit, "_about", lambda branch, sha: {"findings": []})
+    monkeypatch.setattr(audit, "own_findings", lambda branch, sha: (own, ""))
+    branch = SimpleNamespace(commit=lambda sha: SimpleNamespace(parents=("a" * 40,)))
+    found = audit._proved(branch, "b" * 40, Outcome(state="equal", of="a" * 40, key="k", files=3))
+    assert (found["status"], found["kind"]) == (status, kind)
+    assert found["reasons"][0].startswith(says)
+    assert found["findings"] == listed(own)
