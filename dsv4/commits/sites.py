@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +156,36 @@ def _changed_names(old: ast.AST | None, new: ast.AST | None) -> set[str]:
     """Names in what differs between two syntax trees, with the function of a call whose arguments differ."""
     if old is None or new is None or type(old) is not type(new):
         return {name for tree in (old, new) if tree for name in _names(tree)}
-    ours, theirs = list(ast.iter_child_nodes(old)), list(ast.iter_child_nodes(new))
-    if len(ours) != len(theirs):
-        return {*_names(old), *_names(new)}
-    differ = [pair for pair in zip(ours, theirs, strict=True) if ast.dump(pair[0]) != ast.dump(pair[1])]
-    if not differ:  # in a field that is no tree: a name, a number
+    pairs, alone = _aligned(list(ast.iter_child_nodes(old)), list(ast.iter_child_nodes(new)), old)
+    differ = [pair for pair in pairs if ast.dump(pair[0]) != ast.dump(pair[1])]
+    if not differ and not alone:  # in a field that is no tree: a name, a number
         return {*_names(old), *_names(new)}
     found = {name for pair in differ for name in _changed_names(*pair)}
+    found |= {name for node in alone for name in _names(node)}
     return found | ({*_names(old.func)} if isinstance(old, ast.Call) else set())
+
+
+def _aligned(
+    ours: list[ast.AST], theirs: list[ast.AST], parent: ast.AST
+) -> tuple[list[tuple[ast.AST, ast.AST]], list[ast.AST]]:
+    """Children of two nodes that stand for one another, and those that have no partner.
+
+    Statements find their partners among equal ones, so that one that was added concerns no other;
+    of an expression whose parts are more or fewer every part counts.
+    """
+    if len(ours) == len(theirs):
+        return list(zip(ours, theirs, strict=True)), []
+    if not hasattr(parent, "body") or isinstance(parent, ast.expr):
+        return [], [*ours, *theirs]
+    pairs: list[tuple[ast.AST, ast.AST]] = []
+    alone: list[ast.AST] = []
+    dumps = [ast.dump(node) for node in ours], [ast.dump(node) for node in theirs]
+    for _, i, i_end, j, j_end in SequenceMatcher(None, *dumps, autojunk=False).get_opcodes():
+        if i_end - i == j_end - j:
+            pairs += zip(ours[i:i_end], theirs[j:j_end], strict=True)
+        else:
+            alone += [*ours[i:i_end], *theirs[j:j_end]]
+    return pairs, alone
 
 
 def _names(tree: ast.AST) -> Iterable[str]:

@@ -73,3 +73,38 @@ def test_an_op_is_a_folder_or_a_function_and_who_changed_to_call_it(tmp_path, ed
     changed = repo.git("diff", "--name-only", old, new).split()
     found = touched(repo.folder, old, new, changed)
     assert (found if isinstance(groups, list) else len(found)) == groups, found
+
+
+LAYER = """
+class L:
+    def q(self, x):
+        return x + 1
+
+    def route(self, x):
+        return x + 2
+
+    def forward(self, x):
+        y = self.q(x)
+        return self.route(y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("caller", "together"),
+    [
+        (("        y = ", "        x = x\n        y = "), False),  # a statement that names neither
+        (("        y = ", "        if x:\n            x = x\n        y = "), False),
+        (("self.q(x)", "self.q(x, 2)"), False),  # changed for one of them
+        (("        return self.route(y)", "        y = self.q(y)\n        return self.route(y, 1)"), True),
+    ],
+)
+def test_a_statement_more_in_the_caller_joins_nothing_that_it_does_not_name(tmp_path, caller, together):
+    repo = Repository(tmp_path / "repo")
+    (repo.folder / "s.py").write_text(LAYER)
+    old = repo.commit("Old")
+    repo.edit("s.py", "x + 1", "x - 1")
+    repo.edit("s.py", "x + 2", "x - 2")
+    repo.edit("s.py", *caller)
+    found = touched(repo.folder, old, repo.commit("New"), ["s.py"])
+    q, route = ([group for group in found if f"s.py: L.{name}" in group] for name in ("q", "route"))
+    assert (q == route) is together, found
