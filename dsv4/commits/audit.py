@@ -74,23 +74,23 @@ def _cached(branch: Branch, sha: str) -> dict[str, Any]:
     path = branch.folder(sha) / "verdict.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.parent / ".verdict.lock"):
-        run = ensure(branch, sha).key
-        key = run and _key(branch, sha, run)
-        if key and path.is_file() and (known := json.loads(path.read_text())).get("key") == key:
-            return known
-        found = _verdict(branch, sha) | {"key": key}
+        rests = {"key": _key(branch, sha), "run": ensure(branch, sha).key}
+        if all(rests.values()) and path.is_file():
+            known = json.loads(path.read_text())
+            if known.items() >= rests.items():
+                return known
+        found = _verdict(branch, sha) | rests
         write_json(path, found)
         return found
 
 
-def _key(branch: Branch, sha: str, run: str = "") -> str:
-    """What a verdict rests on: the commit, the key of its run, its floor, the judge, the configuration, the ground.
+def _key(branch: Branch, sha: str) -> str:
+    """What a verdict rests on beside its run: the commit, its floor, the judge, the configuration, the ground.
 
     "" if the commit's plan is unknown.
     """
     config = branch.config
     more: dict[str, Any] = {
-        "run": run,
         "judge": own_sha256("dsv4.commits.audit"),
         "tighten": dict(config.tighten),
         "ground": [branch.ground(each) for each in (sha, *branch.commit(sha).parents)],
