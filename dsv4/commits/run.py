@@ -6,7 +6,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from dsv4.commits.adopt import RunError, adopt
 from dsv4.commits.branch import Branch, Job, TrailerError
 from dsv4.commits.history import environment, git
 from dsv4.commits.tree import checked_out
-from dsv4.config import backend_of
+from dsv4.config import ConfigError, backend_of
 from dsv4.files import write_json
 from dsv4.plan import Plan, difference
+from dsv4.stored import sidecar
 from kernels.process import die_with_parent
 
 ARGUMENTS = (
@@ -176,6 +178,8 @@ def run_tree(job: Job, room: Path, prompts: Sequence[str]) -> Path:
     ------
     RunError
         It ends with an error, or not in time.
+    ConfigError
+        It changed the audit's own references.
     """
     results = room / "results"
     results.mkdir(exist_ok=True)
@@ -183,19 +187,54 @@ def run_tree(job: Job, room: Path, prompts: Sequence[str]) -> Path:
         link = results / name
         if not link.is_symlink():
             link.symlink_to((job.results / name).resolve())
-    made = results / "variants" / job.rung.id
+    with _untouched(job):
+        _run_in(job, room, prompts)
+    return results / "variants" / job.rung.id
+
+
+def _run_in(job: Job, room: Path, prompts: Sequence[str]) -> None:
+    results = room / "results"
     if job.config.commits.engine:
         from dsv4.commits.foreign import run_engine
 
         run_engine(job, room, prompts)
-        return made
+        return
     config = room / "config.yaml"
     content = own_config(job, room, prompts)
     config.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", code.STAGE, "--config", str(config.resolve())]
     command += ["--results", str(results.resolve()), "--variant", job.rung.id]
     _start(command, room / "tree", job.config.commits.timeout)
-    return made
+
+
+@contextmanager
+def _untouched(job: Job) -> Iterator[None]:
+    """See to it that a commit's code, which finds the references through links, leaves them as they are."""
+    before = _state_of_references(job)
+    try:
+        yield
+    finally:
+        after = _state_of_references(job)
+        changed = [path for path in before if before[path] != after[path]]
+        if changed:
+            raise ConfigError(
+                f"{changed[0]}: changed while commit {job.sha[:10]} ran; its code writes into the references that"
+                f" every verdict of this audit rests on: delete {changed[0].parent} and run `snakemake reference`"
+                " again, and leave this commit out or correct it"
+            )
+
+
+def _state_of_references(job: Job) -> dict[Path, tuple[int, int, bytes] | None]:
+    """Size, time of the last change, and for a hash its content, of each file; None for one that is not there."""
+    found: dict[Path, tuple[int, int, bytes] | None] = {}
+    for path in (
+        job.results / kind / f"{name}.h5" for kind in ("reference", "plain") for name in job.prompts
+    ):
+        for file in (path, sidecar(path)):
+            stat = file.stat() if file.is_file() else None
+            content = file.read_bytes() if stat and file != path else b""
+            found[file] = stat and (stat.st_size, stat.st_mtime_ns, content)
+    return found
 
 
 def own_config(job: Job, room: Path, prompts: Sequence[str]) -> dict[str, object]:

@@ -13,7 +13,8 @@ import yaml
 from dsv4.commits.adopt import RunError, adopt
 from dsv4.commits.audit import own_findings, verdict
 from dsv4.commits.branch import Branch
-from dsv4.commits.run import _start, ensure, fingerprint, last_word, own_config
+from dsv4.commits.run import _start, ensure, fingerprint, last_word, own_config, run_tree
+from dsv4.config import ConfigError
 from dsv4.dump import DumpReader
 from dsv4.engine.spec import Engine
 from dsv4.stored import file_sha256, sidecar
@@ -213,3 +214,17 @@ def test_findings_rest_on_the_floor(small, branch, monkeypatch):
     floor.write_text(f"{'0' * 64}  two.h5\n")
     own_findings(branch, branch.base)
     assert len(measured) == 2
+
+
+@pytest.mark.parametrize("file", ["reference/one.h5", "reference/two.h5.sha256", "plain/two.h5"])
+def test_a_commit_that_writes_into_the_references_ends_the_audit(branch, monkeypatch, tmp_path, file):
+    def write(command, tree, timeout):
+        with (tree.parent / "results" / file).open("ab") as stream:
+            stream.write(b"0")
+        raise RunError("and fails")
+
+    monkeypatch.setattr("dsv4.commits.run._start", write)
+    for path in (tmp_path / "room/tree", tmp_path / "room/results"):
+        path.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=rf"{file}: changed while commit {branch.base[:10]} ran.*delete"):
+        run_tree(branch.job(branch.base), tmp_path / "room", ["one", "two"])
