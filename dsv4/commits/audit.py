@@ -295,10 +295,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(console: Console, found: Mapping[str, Any]) -> None:
-    state = str(found["status"]).replace("_", " ")
-    text = (
-        f"{found['id']} {found['subject']}: {state}, {found['kind'].replace('_', ' ')}: {found['reasons'][0]}"
-    )
+    state, kind = (str(found[name]).replace("_", " ") for name in ("status", "kind"))
+    reason = found["reasons"][0].removeprefix(f"{kind}: ")
+    text = f"{found['id']} {found['subject']}: {state}, {kind}: {reason}"
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from dsv4.commits import audit
 from dsv4.commits.judge import Against, _counts, _inherited, listed
@@ -77,3 +78,18 @@ def test_words_on_a_step_that_moved_too_far_are_no_failure(monkeypatch, own, sta
     assert (found["status"], found["kind"]) == (status, kind)
     assert found["reasons"][0].startswith(says)
     assert found["findings"] == listed(own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "line"),
+    [
+        ("does_not_run", "does not run: no such file", "does not run: no such file"),
+        ("does_not_run", "its dumps cannot be compared: x", "does not run: its dumps cannot be compared: x"),
+        ("two_sites", "two sites: a; b", "two sites: a; b"),
+        ("base", "within its noise", "base: within its noise"),
+    ],
+)
+def test_the_line_of_a_commit_says_nothing_twice(capsys, kind, reason, line):
+    found = {"id": "a1", "subject": "Keys", "status": "cannot_measure", "kind": kind, "reasons": [reason]}
+    audit._say(Console(), found)
+    assert capsys.readouterr().out == f"a1 Keys: cannot measure, {line}\n"
