@@ -37,6 +37,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -118,14 +119,35 @@ def of_commit(results: Path, config: Config, sha: str) -> dict[str, str]:
     Raises
     ------
     EvidenceError
-        It was not, or it does not run.
+        It was not, or by other code, configuration or references than there are now; or it does not run.
     """
     path = results / "commits" / sha / "verdict.json"
     if not path.is_file():
         raise EvidenceError(
             f"commit {sha[:10]} was not judged: run `snakemake commits` over a branch that holds it"
         )
-    return of_verdict(results, config, json.loads(path.read_text()))
+    verdict = json.loads(path.read_text())
+    if verdict["key"] not in _keys_now(results, config, sha, verdict["rung"]):
+        raise EvidenceError(
+            f"commit {sha[:10]} was judged by older code or reference: run `snakemake commits` again"
+        )
+    return of_verdict(results, config, verdict)
+
+
+def _keys_now(results: Path, config: Config, sha: str, rung: str) -> set[str]:
+    """The keys that a verdict of this commit may have, judged now as an implementation of this rung.
+
+    A key depends on the base only by which of the commit and its parents are ground, and the base of the
+    judgement is not known here. Each case is that of one of these bases: itself, a parent, or a root.
+    """
+    from dsv4.commits import audit, history  # the audit of commits, which a rung's evidence does not need
+    from dsv4.commits.branch import Branch, repository
+
+    repo = repository(config)
+    config = replace(config, commits=replace(config.commits, rung=rung or None))
+    roots = history.git(repo, "rev-list", "--max-parents=0", sha).split()
+    bases = {sha, *history.read(repo, sha).parents, *roots}
+    return {audit._key(Branch(results, config, base), sha) for base in bases}
 
 
 def of_verdict(results: Path, config: Config, verdict: Mapping[str, Any]) -> dict[str, str]:

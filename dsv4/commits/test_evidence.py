@@ -4,16 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from dsv4.commits import evidence, hook
+from dsv4.commits import audit, evidence, hook
+from dsv4.commits.branch import Branch
 from dsv4.commits.conftest import ROOT, Repository
-from dsv4.config import Config, load
+from dsv4.config import Commits, Config, load
 from dsv4.dump import DumpWriter
 
 PER_LAYER = [0.99996188922765, 0.9999804549944, 1.0]
@@ -149,20 +150,53 @@ def test_code_that_is_newer_than_the_verdict_has_no_evidence(audited):
         evidence.evidence(audited.results, audited.config, "P5")
 
 
-def test_a_commits_evidence_is_that_of_the_dumps_that_it_has(audited):
-    sha, of = "a" * 40, "b" * 40
-    write_dump(audited.results / "commits" / of / "one.h5")
-    verdict = VERDICT | {"id": sha[:10], "rung": "P5", "dump_of": of}
-    folder = audited.results / "commits" / sha
-    folder.mkdir()
-    (folder / "verdict.json").write_text(json.dumps(verdict))
-    found = evidence.of_commit(audited.results, audited.config, sha)
-    assert found == evidence.of_rung(audited.results, audited.config, "P5")
-    (folder / "verdict.json").write_text(
-        json.dumps(verdict | {"dump_of": None, "reasons": ["does not run: x"]})
+def judge_commit(audited: Audited, repo: Repository, sha: str, **changes: object) -> None:
+    """Write a commit's verdict, with the key of one that stands on two others, and its dump."""
+    write_dump(audited.results / "commits" / sha / "one.h5")
+    config = replace(audited.config, commits=Commits(repo=repo.folder, rung="P5"))
+    (audited.results / "reference").mkdir(exist_ok=True)
+    (audited.results / "reference/one.h5.sha256").write_text("1" * 64)
+    base = repo.git("rev-list", "--max-parents=0", sha)
+    key = audit._key(Branch(audited.results, config, base), sha)
+    verdict = VERDICT | {"id": sha[:10], "rung": "P5", "dump_of": sha, "key": key} | changes
+    (audited.results / "commits" / sha / "verdict.json").write_text(json.dumps(verdict))
+
+
+def test_a_commits_evidence_is_that_of_the_dumps_that_it_has(audited, tmp_path):
+    repo = Repository(tmp_path / "judged")
+    _, of, sha = (repo.commit(name) for name in ("Base", "One", "Two"))
+    config = replace(audited.config, commits=Commits(repo=repo.folder))
+    judge_commit(audited, repo, of)
+    judge_commit(audited, repo, sha, dump_of=of)
+    for each in (of, sha):
+        assert evidence.of_commit(audited.results, config, each) == evidence.of_rung(
+            audited.results, config, "P5"
+        )
+    judge_commit(audited, repo, sha, dump_of=None, reasons=["does not run: x"])
+    with pytest.raises(evidence.EvidenceError, match=f"commit {sha[:10]} has no evidence: does not run: x"):
+        evidence.of_commit(audited.results, config, sha)
+
+
+@pytest.mark.parametrize("stale", ["judge", "reference", "config"])
+def test_a_commits_stale_verdict_is_no_evidence(audited, tmp_path, monkeypatch, stale):
+    repo = Repository(tmp_path / "judged")
+    repo.commit("Base")
+    sha = repo.commit("One")
+    judge_commit(audited, repo, sha)
+    config = replace(audited.config, commits=Commits(repo=repo.folder))
+    assert evidence.evidence(audited.results, config, "P5") == evidence.of_commit(
+        audited.results, config, sha
     )
-    with pytest.raises(evidence.EvidenceError, match="commit aaaaaaaaaa has no evidence: does not run: x"):
-        evidence.of_commit(audited.results, audited.config, sha)
+    if stale == "judge":
+        monkeypatch.setattr(audit, "_judge_sha256", lambda: "0" * 64)
+    elif stale == "reference":
+        (audited.results / "reference/one.h5.sha256").write_text("2" * 64)
+    else:
+        config = replace(config, page_size=2 * config.page_size)
+    with pytest.raises(
+        evidence.EvidenceError, match="by older code or reference: run `snakemake commits` again"
+    ):
+        evidence.of_commit(audited.results, config, sha)
 
 
 @pytest.fixture
@@ -252,10 +286,7 @@ def test_a_commit_that_was_judged_gets_its_evidence_by_an_amend(audited, repo):
     repo.git("config", "--unset", "audit.variant")
     (repo.folder / "code.py").write_text("x = 1\n")
     sha = repo.commit("A change")
-    folder = audited.results / "commits" / sha
-    write_dump(folder / "one.h5")
-    verdict = VERDICT | {"id": sha[:10], "rung": "P5", "dump_of": sha}
-    (folder / "verdict.json").write_text(json.dumps(verdict))
+    judge_commit(audited, repo, sha)
     (repo.folder / "code.py").write_text("x = 2\n")
     done = commit(repo, "--amend", "--no-edit", "--all", AUDIT_VARIANT="HEAD")
     assert "HEAD holds other files than this commit" in done.stderr
