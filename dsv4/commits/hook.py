@@ -3,8 +3,9 @@
 ``python -m dsv4 install-hook`` puts a ``prepare-commit-msg`` hook into a repository. For a commit of
 the rung that ``AUDIT_VARIANT`` or ``git config audit.variant`` names it adds the trailers that
 ``commit-evidence`` prints; without a name it does nothing, nor for a merge or a squash, in the middle of
-a rebase, cherry-pick or revert, or where the message has a trailer ``Audit-Variant``. It never stops a
-commit: what goes wrong is one line on stderr. A hook that is there already is never touched.
+a rebase, cherry-pick or revert, or where the message has a trailer ``Audit-Variant``. Nor does it where the
+staged files are not those that were judged: the files that the rung runs, as they are in this project's folder.
+It never stops a commit: what goes wrong is one line on stderr. A hook that is there already is never touched.
 
 A commit may be named too, if what is committed are its files: ``AUDIT_VARIANT=HEAD git commit --amend``
 puts the evidence of a commit that was judged into its message.
@@ -21,14 +22,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from dsv4.code_inputs import ROOT
+from dsv4.code_inputs import ROOT, variant_code
 from dsv4.commits import history
 from dsv4.commits.evidence import EvidenceError, evidence, lines
 from dsv4.commits.history import environment, git
-from dsv4.config import Config, ConfigError, load, run_id
+from dsv4.config import Config, ConfigError, backend_of, load, run_id
+from dsv4.plan import flatten
 
 MARK = "# Made by: python -m dsv4 install-hook (--uninstall removes it)"
 PREPARE, CHECK = "prepare-commit-msg", "commit-msg"
+SHOWN = 3  # files that a refusal names
 TRAILERS = "^Audit-[a-z-]* *:"  # in any case, as git reads them
 # Git runs these at the top of the work tree, $1 is the message's file and $2 where the message comes from.
 SCRIPTS = {
@@ -180,13 +183,32 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = load(options.config)
         results = options.results or Path("results") / run_id(config)
-        if options.variant not in config.ladder:
+        if options.variant in config.ladder:
+            _need_judged_files(config, options)
+        else:
             config = _same_files(config, options)
         add(options.repo / options.message, lines(evidence(results, config, options.variant)))
     except Exception as error:  # whatever it is: the commit goes on
         print(f"audit: {error}".splitlines()[0], file=sys.stderr)
         return 1
     return 0
+
+
+def _need_judged_files(config: Config, options: argparse.Namespace) -> None:
+    """Refuse a rung if the files that it runs are staged otherwise than they lie here, or not at all."""
+    rung, other = config.ladder[options.variant], "these staged files are not those that were judged"
+    if rung.engine or rung.commit:
+        raise EvidenceError(f"{other}: {rung.id} runs {rung.engine or rung.commit}, not this project's files")
+    files = variant_code("dsv4.run.variant", flatten(rung.plan), backend_of(config).kind)
+    judged = dict(zip(files, git(ROOT, "hash-object", "--", *files).split(), strict=True))
+    entries = git(options.repo, "ls-tree", "-r", "-z", options.tree).split("\0")
+    staged = {
+        path: about.split()[-1] for about, _, path in (entry.partition("\t") for entry in entries if entry)
+    }
+    differ = [file for file in files if staged.get(file) != judged[file]]
+    if differ:
+        more = f" and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
+        raise EvidenceError(f"{other}: {', '.join(differ[:SHOWN])}{more}")
 
 
 def _same_files(config: Config, options: argparse.Namespace) -> Config:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from dsv4.code_inputs import closure
 from dsv4.commits import audit, evidence, hook
 from dsv4.commits.branch import Branch
 from dsv4.commits.conftest import ROOT, Repository
@@ -201,10 +203,20 @@ def test_a_commits_stale_verdict_is_no_evidence(audited, tmp_path, monkeypatch, 
 
 @pytest.fixture
 def repo(audited, tmp_path) -> Repository:
-    """A repository with the hook and one commit."""
-    repo = Repository(tmp_path / "repo")
+    """A repository with the files that P5 runs, and the hook."""
+    repo = with_code(tmp_path / "repo")
     hook.install(repo.folder, audited.config, audited.results)
     repo.git("config", "audit.variant", "P5")
+    return repo
+
+
+def with_code(folder: Path) -> Repository:
+    """A repository whose one commit holds the files that a rung runs, as they are here."""
+    repo = Repository(folder)
+    for file in closure("dsv4.run.variant"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / file, folder / file)
+    repo.commit("The project")
     return repo
 
 
@@ -220,6 +232,34 @@ def test_a_commit_carries_the_evidence_of_the_configured_rung(audited, repo):
     for key in ("Audit-Variant", "audit-variant"):
         repo.git("commit", "--quiet", "--amend", "--allow-empty", "-m", f"Fuse mHC, reworded\n\n{key}: P4")
         assert parsed(message(repo)) == {key: "P4"}
+
+
+def test_files_that_were_not_judged_get_no_evidence(repo):
+    """What counts is what is staged: not what lies beside it, and not what the rung does not run."""
+    path = repo.folder / "kernels/route/ref.py"
+    judged = path.read_text()
+    path.write_text(judged + "\n")
+    done = commit(repo, "-m", "An edit", "--all")
+    assert done.returncode == 0
+    assert done.stderr.startswith(
+        "audit: these staged files are not those that were judged: kernels/route/ref.py\n"
+    )
+    assert message(repo) == "An edit"
+    path.write_text(judged)
+    (repo.folder / "README.md").write_text("What this is.")
+    repo.git("add", "--all")
+    path.write_text(judged + "\n")
+    commit(repo, "-m", "As it was judged")
+    assert parsed(message(repo))["Audit-Variant"] == "P5"
+
+
+def test_another_repository_gets_no_evidence(audited, tmp_path):
+    repo = Repository(tmp_path / "other")
+    hook.install(repo.folder, audited.config, audited.results)
+    done = commit(repo, "-m", "Of something else", AUDIT_VARIANT="P5")
+    assert done.returncode == 0
+    assert "audit: these staged files are not those that were judged: dsv4/" in done.stderr
+    assert message(repo) == "Of something else"
 
 
 def test_the_hook_stays_out_of_amends_rebases_and_merges(repo):
@@ -322,7 +362,7 @@ def test_a_hook_of_somebody_else_stays(audited, tmp_path):
 
 
 def test_the_line_for_another_hook_works_there(audited, tmp_path):
-    repo = Repository(tmp_path / "other")
+    repo = with_code(tmp_path / "other")
     repo.git("config", "audit.variant", "P5")
     path = hook.hook_path(repo.folder, hook.PREPARE)
     path.write_text("#!/bin/sh\n")
