@@ -53,6 +53,7 @@ def expected(plan: Mapping[str, str], sizes: Sizes, requantised: int = 0) -> Ite
     """Launches of one decode step under a flattened plan, sequences of a batch together.
 
     ``requantised``: inputs whose second reader asks for another format than the first, each quantised once more.
+    Under one gsa a launch torch makes them, in no launch of ours.
     """
     layers = len(sizes.compress_ratios)
     csa = sum(ratio == 4 for ratio in sizes.compress_ratios)
@@ -67,7 +68,8 @@ def expected(plan: Mapping[str, str], sizes: Sizes, requantised: int = 0) -> Ite
     yield of("attn_in", 2 * layers * mhc, MHC_FUSED)
     yield of("attn_in", 2 * layers * norm + layers * q_a, NORM_FUSED)
     alone = layers * (PROJECTIONS + 2 * apart + (not q_a))
-    yield of("attn_in_q", alone, QUANTISE, QUANTISE_FP8, QUANTISE_LONG, more=requantised)
+    again = requantised * (plan["norm_quant"] != "fused_launch_gsa")
+    yield of("attn_in_q", alone + again, QUANTISE, QUANTISE_FP8, QUANTISE_LONG)
     yield of("attn_in", 2 * layers * (not mhc) + 1, "hc.collapse_kernel")  # and the head's
     narrow, form = plan["q_format"] != "bf16", plan["kv_format"]
     yield of("q", layers * (not narrow), Q_BF16)

@@ -6,7 +6,7 @@ import pytest
 
 from dsv4 import config as configuration
 from dsv4.judge.evaluate import other_path
-from dsv4.judge.kernel_launches import MHC_FUSED, expected, words, wrong
+from dsv4.judge.kernel_launches import MHC_FUSED, QUANTISE, expected, words, wrong
 from dsv4.judge.launches import Sizes
 from dsv4.judge.measure import Notes
 from dsv4.plan import flatten
@@ -66,3 +66,20 @@ def test_windows_that_a_step_closes_may_be_stored_or_not():
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize("rung", ["B0_unfused", "P4", "P4_scalar_gsa", "B3"])
+def test_a_second_readers_input_is_quantised_exactly_once(rung):
+    plan, counts = flatten(LADDER[rung].plan), as_asked(rung)
+    found = {
+        more: [one.tap for one, _ in wrong(plan, SIZES, counts | {QUANTISE: counts[QUANTISE] + more}, 2)]
+        for more in (1, 2, 3)
+    }
+    assert found == {1: ["attn_in_q"], 2: [], 3: ["attn_in_q"]}
+
+
+def test_under_one_gsa_a_launch_torch_quantises_it():
+    plan, counts = flatten(LADDER["P4_launch_gsa"].plan), as_asked("P4_launch_gsa")
+    alone = counts[QUANTISE]
+    seen = [list(wrong(plan, SIZES, counts | {QUANTISE: alone + more}, 2)) == [] for more in (-1, 0, 1, 2)]
+    assert seen == [False, True, False, False]
