@@ -52,7 +52,7 @@ def assert_product(x, weight, ref, out, per_row, ids, form, device):
     for slot, expert in enumerate(ids.flatten().tolist()):
         row = slot // per_row
         one = Activation(values=values[row : row + 1], narrow=True)
-        slack = bound(one, ref[expert], dtype, unit_of(form, device))
+        slack = bound(one, ref[expert], dtype, unit_of(form, values.shape[1], device))
         assert is_close(out[slot : slot + 1], exact(one, ref[expert]), slack), (slot, expert)
 
 

@@ -176,6 +176,10 @@ FAULTS = [
         {
             "the scale of another group": ("+ pair // 16", "+ pair // 32"),
             "the odd column's code is the even's": ("byte >> 4", "byte & 15"),
+            "an even column's code has its low bits set": (
+                "e2m1_value(byte & 15)",
+                "e2m1_value(byte & 15 | 3)",
+            ),
             "the scale of even columns left out": (
                 "fmt.e2m1_value(byte & 15) * scale",
                 "fmt.e2m1_value(byte & 15)",
