@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 from filelock import FileLock
 
+from dsv4 import archived
 from dsv4.commits import code
 from dsv4.commits.adopt import RunError, adopt
 from dsv4.commits.branch import Branch, Job, TrailerError
@@ -204,6 +205,10 @@ def _run_in(job: Job, room: Path, prompts: Sequence[str]) -> None:
     config.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", code.STAGE, "--config", str(config.resolve())]
     command += ["--results", str(results.resolve()), "--variant", job.rung.id]
+    try:
+        archived.check(job.config, backend_of(job.config).kind, room / "tree")
+    except ConfigError as error:
+        raise RunError(f"refused: {error}") from error
     _start(command, room / "tree", job.config.commits.timeout)
 
 

@@ -47,6 +47,23 @@ def test_a_run_that_does_not_end_is_ended(tmp_path):
         _start([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, 0.5)
 
 
+def test_a_commit_that_runs_an_archived_file_is_not_run(job, tmp_path, monkeypatch):
+    tree = tmp_path / "tree"
+    for name, text in {
+        "dsv4/run/variant.py": "from pathlib import Path\n\n(Path(__file__).parent / 'old.cu').read_text()\n",
+        "dsv4/run/old.cu": "",
+        "rules/config.schema.yaml": "properties: {}\n",
+    }.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+    monkeypatch.setattr("dsv4.commits.run._start", lambda *_: pytest.fail("it was started"))
+    config = replace(job.config, archived=("dsv4/run/*.cu",))
+    with pytest.raises(
+        RunError, match=r"refused: .*archived: dsv4/run/\*\.cu: every variant reaches dsv4/run/old\.cu"
+    ):
+        run_tree(replace(job, config=config), tmp_path, job.prompts)
+
+
 @pytest.fixture
 def job(small):
     """What is run of the base."""
