@@ -17,8 +17,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from dsv4.config import FETCH, CheckpointError, Config, ConfigError, json_object, read_yaml
+from dsv4.config import FETCH, CheckpointError, Config, ConfigError, json_object
 from dsv4.model.config import ModelConfig, load_config
+from dsv4.schema import read_yaml
 
 Role = Literal["user", "assistant"]
 TEMPLATE = "correct it in tokenizer_config.json, or use plain prompts"

@@ -44,6 +44,7 @@ TORCH_FREE = (
     "dsv4.ladder",
     "dsv4.taps",
     "dsv4.config",
+    "dsv4.schema",
     "dsv4.dump",
     "dsv4.judge",
     "dsv4.report",
