@@ -187,7 +187,7 @@ def test_a_commits_stale_verdict_is_no_evidence(audited, tmp_path, monkeypatch, 
         audited.results, config, sha
     )
     if stale == "judge":
-        monkeypatch.setattr(audit, "_judge_sha256", lambda: "0" * 64)
+        monkeypatch.setattr(audit, "own_sha256", lambda _: "0" * 64)
     elif stale == "reference":
         (audited.results / "reference/one.h5.sha256").write_text("2" * 64)
     else:
