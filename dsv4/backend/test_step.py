@@ -18,20 +18,8 @@ from kernels._check import assert_bitwise, assert_fault_seen
 
 STEPS = 4
 CLOSED_BY = {"index_k": "index_closed", "index_k_store": "index_closed"}  # else "comp_closed"
-RUNGS = (
-    "B0_unfused",
-    "P4",
-    "P4_launch_gsa",
-    "P5",
-    "B0",
-    "KV_nvfp4",
-    "B1a",
-    "B1",
-    "B1_q2",
-    "B1_aligned",
-    "B2",
-)
-RUNGS += ("B2_fp4", "B3", "B4_head")
+RUNGS = ("B0_unfused", "P4", "P4_launch_gsa", "P5", "B0", "KV_nvfp4", "B1a", "B1", "B1_q2", "B1_aligned")
+RUNGS += ("B2", "B2_fp4", "B3", "B4_head")
 
 
 def model_of(config, weights, rung, device, page=PAGE):
