@@ -11,10 +11,10 @@ from kernels.rmsnorm_quantise_nvfp4.ref import Rows
 
 
 def on_cpu(value: Any) -> Tensor:
-    """A value of a stage as the audit's other half takes it: on the CPU; BF16 values in FP32."""
+    """A value of a stage as a tap takes it: on the CPU; BF16 values in FP32."""
     tensor = value if isinstance(value, Tensor) else value.dequantised()
     tensor = tensor.cpu()
-    # cast: exempt(a tap's value or an emulated stage's, on the CPU; no step comes here)
+    # cast: exempt(a tap's value, on the CPU; no step comes here)
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 

@@ -83,6 +83,7 @@ def test_the_reference_itself_is_judged_like_any_answer(tiny):
     with DumpReader(setup.results / "variants" / "Echo" / "one.h5") as dump:
         assert dump.attrs["label"] == "engine echo on echo"
         assert dump.attrs["backend"] == "engine"
+        assert "emulated" not in dump.attrs
         with DumpReader(setup.results / "reference" / "one.h5") as reference:
             for phase in ("prefill", "decode"):
                 for layer in reference.layers("isolated", phase):

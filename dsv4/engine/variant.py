@@ -103,7 +103,6 @@ def _writer(setup: Setup, variant: Variant, prompt: str, more: dict[str, Any]) -
         "backend": "engine",
         "engine": variant.engine,
         "launches": {},
-        "emulated": {},
         "label": f"engine {variant.engine}",
     }
     return DumpWriter(folder / variant.id / f"{prompt}.h5", attrs | of_engine | more, parent=parent)
