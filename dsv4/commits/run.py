@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import yaml
 from filelock import FileLock
@@ -24,7 +26,7 @@ from dsv4.config import ConfigError, backend_of
 from dsv4.files import write_json
 from dsv4.plan import Plan, difference
 from dsv4.stored import sidecar
-from kernels.process import die_with_parent
+from kernels.process import die_with_parent, end_group
 
 ARGUMENTS = (
     "checkpoint",
@@ -270,29 +272,29 @@ def _prompt_file(path: Path, room: Path, prompts: Sequence[str]) -> Path:
 
 
 def _start(command: list[str], tree: Path, timeout: float) -> None:
-    """Run a commit's stage to its end; it ends with us, however we end."""
+    """Run a commit's stage to its end; it ends with us, however we end, and with it all that it started."""
     paths = [str(tree.resolve()), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     env = environment() | {"PYTHONPATH": os.pathsep.join(paths)}
-    process = subprocess.Popen(
-        command,
-        cwd=tree,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        preexec_fn=die_with_parent,
-    )
-    try:
-        _, said = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
-        raise RunError(f"it did not end within {timeout:g} s (commits.timeout in config.yaml)") from error
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode:
-        raise RunError(last_word(said, process.returncode, tree))
+    with TemporaryFile() as said:  # no pipe: a helper that outlives the stage would hold it open
+        process = subprocess.Popen(
+            command,
+            cwd=tree,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"it did not end within {timeout:g} s (commits.timeout in config.yaml)") from error
+        finally:
+            end_group(process)
+        if status:
+            said.seek(0)
+            raise RunError(last_word(said.read().decode(errors="replace"), status, tree))
 
 
 def last_word(said: str, status: int, tree: Path) -> str:

@@ -1,6 +1,7 @@
 """What a commit's code is given, what its last word is, and which dumps are taken for its own."""
 
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from dsv4.commits.adopt import RunError, adopt
 from dsv4.commits.audit import own_findings, verdict
 from dsv4.commits.branch import Branch
 from dsv4.commits.run import _start, ensure, fingerprint, last_word, own_config, run_tree
+from dsv4.commits.test_tree import ROOT, alive, wait
 from dsv4.config import ConfigError
 from dsv4.dump import DumpReader
 from dsv4.engine.spec import Engine
@@ -62,6 +64,28 @@ def test_a_commit_that_runs_an_archived_file_is_not_run(job, tmp_path, monkeypat
         RunError, match=r"refused: .*archived: dsv4/run/\*\.cu: every variant reaches dsv4/run/old\.cu"
     ):
         run_tree(replace(job, config=config), tmp_path, job.prompts)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"), [("time.sleep(60)", "did not end within 2 s"), ("sys.exit(3)", "exit status 3")]
+)
+def test_what_a_commit_started_ends_with_it(tmp_path, ends, says):
+    """A helper that holds its stderr neither outlives it nor makes one that ended look as if it hung."""
+    code = "import subprocess, sys, time; child = subprocess.Popen(['sleep', '60']);"
+    code += f"open('child', 'w').write(str(child.pid)); {ends}"
+    with pytest.raises(RunError, match=says):
+        _start([sys.executable, "-c", code], tmp_path, 2.0)
+    pid = int((tmp_path / "child").read_text())
+    wait(lambda: not alive(pid), 5.0)
+
+
+def test_a_child_knows_its_parent_by_its_id():
+    """The first process of a container has the id 1 and may start children too."""
+    code = (
+        "import os; from kernels.process import die_with_parent; os.getppid = lambda: 1; die_with_parent({})"
+    )
+    ends = [subprocess.run([sys.executable, "-c", code.format(pid)], cwd=ROOT).returncode for pid in (1, 7)]
+    assert ends == ([0, 1] if sys.platform == "linux" else [0, 0])
 
 
 @pytest.fixture

@@ -1,19 +1,18 @@
 """Run an engine's command on a job: once, in its folder, its progress shown, never longer than it may."""
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from dsv4.engine.spec import Engine, EngineError
+from kernels.process import die_with_parent, end_group
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TAIL = 12  # lines of its output that an error quotes
 
 
@@ -40,7 +39,7 @@ def run(engine: Engine, job: Path) -> None:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
     except OSError as error:
         raise EngineError(
@@ -57,7 +56,7 @@ def run(engine: Engine, job: Path) -> None:
         what = f"did not end within {engine.timeout:g} s ({engine.key}.timeout)"
         raise EngineError(_words(engine, job, what, tail)) from error
     finally:
-        _end(process)
+        end_group(process)
         reader.join(1.0)
         process.stdout.close()
     if status:
@@ -65,24 +64,11 @@ def run(engine: Engine, job: Path) -> None:
         raise EngineError(_words(engine, job, what, tail))
 
 
-def _die_with_parent() -> None:
-    """In the engine's process, before its program starts: ask the system for a signal when its parent dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _show(name: str, stream: IO[str], tail: deque[str]) -> None:
     with suppress(ValueError):  # closed under our hands, after the engine's end
         for line in stream:
             tail.append(line.rstrip("\n"))
             print(f"{name}: {line}", end="", file=sys.stderr, flush=True)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End everything in the process's group; what has ended is no error."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _words(engine: Engine, job: Path, what: str, tail: deque[str]) -> str:

@@ -106,8 +106,11 @@ class _Worker:
 def _serve(
     pipe: Connection, builds: Sequence[Build], stems: Sequence[Path], arch: Architecture, compiler: Compile
 ) -> None:
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+    assert starter.pid is not None
     os.setpgrp()  # with the assembler that it starts it is stopped as one
-    die_with_parent()  # and with it goes its copy of the lock
+    die_with_parent(starter.pid)  # and with it goes its copy of the lock
     while True:
         place = pipe.recv()
         _compile(compiler, builds[place], arch, stems[place])
