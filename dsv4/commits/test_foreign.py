@@ -50,7 +50,11 @@ def foreign(small, tmp_path_factory):
     repo.edit("engine.py", "import sys\n", "import sys\nsys.exit('no weights')\n")
     shas["crashes"] = repo.commit("No weights")
     commits = Commits(repo=repo.folder, rung="P4", engine="theirs", base=shas["base"])
-    engines = {"theirs": Engine(name="theirs", command=(sys.executable, "engine.py"), timeout=60.0)}
+    engines = {
+        "theirs": Engine(
+            name="theirs", key="engines.theirs", command=(sys.executable, "engine.py"), timeout=60.0
+        )
+    }
     return replace(small.config, commits=commits, engines=engines), shas, repo
 
 
