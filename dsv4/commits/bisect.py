@@ -111,16 +111,19 @@ def _written(path: Path) -> int:
 
 
 def first_parents(repo: Path, base: str, head: str) -> list[str]:
-    """Hashes from the base to the head, along first parents.
+    """Hashes from where head forks off base to the head, along first parents.
 
     Raises
     ------
     ConfigError
-        No such commits, nothing between them, or base is no ancestor of head.
+        No such commits, nothing between them, or head was not made on the fork but merged it in.
     """
     history.commits(repo, base, head)  # for its refusals
-    start, end = history.resolve(repo, base), history.resolve(repo, head)
-    return [start, *history.git(repo, "rev-list", "--first-parent", "--reverse", f"{start}..{end}").split()]
+    start, end = history.fork_point(repo, base, head), history.resolve(repo, head)
+    above = history.git(repo, "rev-list", "--first-parent", "--reverse", f"{start}..{end}").split()
+    if history.git(repo, "rev-parse", f"{above[0]}^").strip() != start:
+        raise ConfigError(f"{repo}: {base} is no ancestor of {head} along first parents; name a base that is")
+    return [start, *above]
 
 
 def say(found: dict[str, Any]) -> list[str]:

@@ -131,7 +131,7 @@ def test_a_question_that_makes_no_sense_is_refused(options, says):
         Question.of(*options)
 
 
-def test_it_walks_first_parents_and_refuses_a_base_beside(tmp_path):
+def test_it_walks_first_parents_from_the_fork_and_refuses_a_base_that_was_merged_in(tmp_path):
     repo = Repository(tmp_path / "repo")
     base = repo.commit("Base")
     repo.git("checkout", "--quiet", "-b", "side")
@@ -141,8 +141,9 @@ def test_it_walks_first_parents_and_refuses_a_base_beside(tmp_path):
     repo.git("merge", "--quiet", "--no-ff", "-m", "Merge", "side")
     merge = repo.git("rev-parse", "HEAD")
     assert bisect.first_parents(repo.folder, base, merge) == [base, main, merge]
+    assert bisect.first_parents(repo.folder, side, main) == [base, main]
     with pytest.raises(ConfigError, match="is no ancestor"):
-        bisect.first_parents(repo.folder, side, main)
+        bisect.first_parents(repo.folder, side, merge)
 
 
 @pytest.mark.xdist_group("commits")
