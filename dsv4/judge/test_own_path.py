@@ -63,9 +63,11 @@ def test_a_rung_whose_own_tap_is_declared_missing_cannot_be_measured(audit):
 
     verdict = judged(audit, "B1", declared, declared_missing=["attn_out"])
     assert verdict["status"] == State.CANNOT_MEASURE
-    assert verdict["reasons"] == [
-        "not exercised on the changed op's own path: q_format: attn_out (attend) is declared missing"
-    ]
+    first, taps = verdict["reasons"]
+    assert (
+        first == "not exercised on the changed op's own path: q_format: attn_out (attend) is declared missing"
+    )
+    assert taps == "taps {} of {}: made up declares the others missing".format(*verdict["taps"])
 
 
 @pytest.mark.parametrize("name", ["B0_unfused", "P4", "B1a"])
