@@ -52,7 +52,7 @@ def test_this_project_is_followed_to_its_kernels():
         "kernels/bench/__main__.py",
         "kernels/sparse_attn/kernel.py",
     }.isdisjoint(workflow["dead"])
-    assert "dsv4/run/aba.py" not in live  # the gate starts it
+    assert "dsv4/report/page.py" not in live  # no variant draws
     assert {"rules/stubs.py", "data/nano/train.py"} <= set(workflow["dead"])
     assert workflow["broken"] == []
     assert [row["verdict"] for row in found["archived"]] == ["no file"]
