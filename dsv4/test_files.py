@@ -150,8 +150,10 @@ def test_the_link_to_the_last_run_is_refused_by_name(tmp_path):
 
 def test_no_stage_writes_a_file_in_another_way():
     own = {"dsv4/files.py", "dsv4/stored.py"}  # a dump's bytes are h5py's, and its hash goes with it
+    own |= {"dsv4/engine/tap_writer.py"}  # engines copy it, so it stands alone; it renames too
+    own |= {"dsv4/commits/run.py"}  # files in a commit's tree, which is thrown away
     writes = re.compile(
-        r"\.(write_text|write_bytes|to_parquet|to_csv|dump)\(|write_table\(|open\([^)]*[\"'][wax]"
+        r"(?<!ast)\.(write_text|write_bytes|to_parquet|to_csv|dump)\(|write_table\(|open\([^)]*[\"'][wax]"
     )
     used = {file for stage in STAGES for file in closure(stage) if file.startswith("dsv4/")} - own
     found = [

@@ -23,6 +23,7 @@ from dsv4.backend.launches import counted, withheld
 from dsv4.backend.model import KernelTransformer
 from dsv4.backend.sizes import RATIOS, filled_cache, released, zero_weights
 from dsv4.backend.step import DecodeStep
+from dsv4.files import write_whole
 from dsv4.judge.launches import Sizes, launches, mhc_site
 from dsv4.ladder import Variant
 from dsv4.model.config import ModelConfig
@@ -182,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found: list[dict[str, Any]] = []
         for rung in ladder:
             found.append(row(model, rung, device))
-            (args.out / f"launches_{model}.md").write_text(page(model, found, device))
+            write_whole(args.out / f"launches_{model}.md", page(model, found, device).encode())
             print(f"{model} {rung.id}: {found[-1]['ours']} ours, {found[-1]['torch']} of torch", flush=True)
     return 0
 

@@ -27,6 +27,7 @@ from dsv4.commits import history
 from dsv4.commits.evidence import EvidenceError, evidence, lines
 from dsv4.commits.history import environment, git
 from dsv4.config import Config, ConfigError, backend_of, load, run_id
+from dsv4.files import write_whole
 from dsv4.plan import flatten
 
 MARK = "# Made by: python -m dsv4 install-hook (--uninstall removes it)"
@@ -95,7 +96,7 @@ def install(repo: Path, config: Config, results: Path | None = None) -> list[str
             )
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_filled(script, config, results))
+        write_whole(path, _filled(script, config, results).encode())
         path.chmod(0o755)
         said.append(f"{path}: installed")
     return [
