@@ -109,6 +109,11 @@ class KernelTransformer(Transformer):
         """Where kernels run."""
         return self._device
 
+    @property
+    def row_alone(self) -> bool:
+        """Never: prefill and decode are other launches, and sum in other orders."""
+        return False
+
     def new_cache(self, window_capacity: int | None = None) -> SequenceCache:
         """Empty cache of one sequence; ``window_capacity`` matters to a ring alone, which none is here."""
         return PooledCache(self.config, self.pools, self._device)

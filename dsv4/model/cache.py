@@ -1,5 +1,6 @@
 """What a sequence keeps between calls: window ring, compressed entries, index keys, compressor tails."""
 
+import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +31,11 @@ class LayerCache:
     entries: PagedStore | None = None
     index: PagedStore | None = None
     tails: dict[str, Tail] = field(default_factory=dict)
+
+    def copy(self) -> "LayerCache":
+        """The same rows in pages of their own; tails are replaced and never written to, so both may hold one."""
+        stores = {name: store and store.copy() for name, store in vars(self).items() if name != "tails"}
+        return LayerCache(**stores, tails=dict(self.tails))
 
 
 class SequenceCache:
@@ -68,6 +74,12 @@ class SequenceCache:
             )
             for layer, ratio in enumerate(config.compress_ratios)
         ]
+
+    def copy(self) -> "SequenceCache":
+        """The same tokens in pages of their own, so that a pass over one can be thrown away."""
+        other = copy.copy(self)
+        other.layers = [layer.copy() for layer in self.layers]
+        return other
 
     @property
     def nbytes(self) -> int:

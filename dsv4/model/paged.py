@@ -1,5 +1,7 @@
 """Paged storage of records behind a page table."""
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,12 @@ class PagedStore:
     def nbytes(self) -> int:
         """Bytes of the pages in use."""
         return len(self.table) * self._page_bytes()
+
+    def copy(self) -> "PagedStore":
+        """The same rows in pages of their own; what is written to one is not in the other."""
+        other = copy.copy(self)
+        other.pages, other.table = self.pages.clone(), list(self.table)
+        return other
 
     def write(self, rows: Tensor, data: Tensor, scales: Tensor) -> None:
         """Store encoded rows at logical indices ``rows`` (T,) int64."""

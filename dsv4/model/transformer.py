@@ -58,6 +58,14 @@ class Transformer:
         """Where the weights are, and so everything else."""
         return self.weights.embed.device
 
+    @property
+    def row_alone(self) -> bool:
+        """Whether a row's values are the same bits whatever rows it shares a pass with.
+
+        Refs sum exactly, so it is so under every plan that does not tie a row to its launch.
+        """
+        return self.numerics.gsa == "row"
+
     def new_cache(self, window_capacity: int | None = None) -> SequenceCache:
         """Empty cache of one sequence."""
         return SequenceCache(
