@@ -1,4 +1,9 @@
-"""Generate a batch: one prefill, then decode steps of those sequences that are not done yet."""
+"""Generate a batch: one prefill, then passes over those sequences that are not done yet.
+
+A pass reads a sequence's newest token, and behind it a draft where there is one: tokens that probably follow. Of
+these as many are kept as the model then chooses itself. Such a pass goes over a copy of the cache, which is dropped
+with the first draft token that the model does not choose; what was kept is read again in the next pass.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dsv4.generate.drafts import Drafter
 from dsv4.generate.sampling import Sampler, Sampling
 from dsv4.generate.text import TextStream
 from dsv4.model.cache import SequenceCache
@@ -16,6 +22,7 @@ from dsv4.prompts import PromptTokenizer
 
 Reason = Literal["stop_id", "stop_string", "budget", "positions", "not_finite"]
 Heard = Callable[[int, str], None]
+MOST_UNREAD = 32  # tokens; a sequence behind by more is read up without a draft
 
 
 def unheard(sequence: int, text: str) -> None:
@@ -83,6 +90,7 @@ def generate(
     *,
     chunk: int = CHUNK,
     heard: Heard = unheard,
+    drafts: Sequence[Sequence[int]] | None = None,
 ) -> list[Continuation]:
     """Continue every request, all in one batch. A sequence that ends leaves it, and the others go on.
 
@@ -94,6 +102,8 @@ def generate(
     requests : any number, of any lengths.
     chunk : rows of a prefill pass, see :func:`dsv4.model.prefill.prefill`.
     heard : called with a request's index and its next piece of text, as soon as that is sure.
+    drafts : texts, any number, that these may follow in part; None reads token by token. They save time and change
+        nothing, so they are not looked at where a row's bits depend on its pass (:attr:`Transformer.row_alone`).
 
     Returns
     -------
@@ -107,51 +117,94 @@ def generate(
     """
     if not requests:
         return []
-    sequences = [_Sequence(model, tokenizer, one) for one in requests]
+    drafted = drafts is not None and model.row_alone
+    sequences = [
+        _Sequence(model, tokenizer, one, Drafter(drafts or (), one.tokens) if drafted else None)
+        for one in requests
+    ]
     logits = prefill(
         model,
         [one.cache for one in sequences],
         [torch.tensor(one.request.tokens, dtype=torch.int64) for one in sequences],
         chunk,
     )
-    running = list(enumerate(sequences))
+    running, counts = list(enumerate(sequences)), [1] * len(sequences)
     while True:
-        for (index, one), row in zip(running, logits, strict=True):
-            if piece := one.take(row):
+        for (index, one), rows in zip(running, logits.split(counts), strict=True):
+            if piece := one.take(rows):
                 heard(index, piece)
         running = [(index, one) for index, one in running if one.reason is None]
         if not running:
-            return [one.done() for one in sequences]
-        tokens = [torch.tensor(one.tokens[-1:]) for _, one in running]
-        logits = model.forward([one.cache for _, one in running], tokens)
+            break
+        fed = [one.feed() for _, one in running]
+        logits = model.forward([one.trial for _, one in running], fed)
+        counts = [len(tokens) for tokens in fed]
+    if behind := [one for one in sequences if len(one.unread) > 1]:
+        model.forward([one.cache for one in behind], [torch.tensor(one.unread[:-1]) for one in behind])
+    return [one.done() for one in sequences]
 
 
 class _Sequence:
-    """One sequence on its way."""
+    """One sequence on its way.
 
-    def __init__(self, model: Transformer, tokenizer: PromptTokenizer, request: Request) -> None:
+    Attributes
+    ----------
+    cache : has read everything but ``unread``, the newest tokens.
+    trial : what the next pass goes over: ``cache``, or a copy of it where there is a draft.
+    """
+
+    def __init__(
+        self, model: Transformer, tokenizer: PromptTokenizer, request: Request, drafter: Drafter | None
+    ) -> None:
         self.request, self.cache = request, request.cache or model.new_cache()
-        self.room = model.config.max_position_embeddings
+        self.trial, self.unread = self.cache, list[int]()
         self.tokens: list[int] = []
         self.reason: Reason | None = None
         self.stop: int | str | None = None
+        self._room = model.config.max_position_embeddings - self.cache.length - len(request.tokens)
+        self._drafter, self._draft = drafter, list[int]()
         self._sampler = Sampler(request.sampling)
         self._text = TextStream(tokenizer, request.stop_strings)
 
+    def feed(self) -> Tensor:
+        """What the next pass reads, (t,) int64: the unread tokens, and a draft of what follows them."""
+        if self._drafter and len(self.unread) <= MOST_UNREAD:
+            left = min(self.request.budget - 1, self._room) - len(self.tokens)
+            self._draft = self._drafter.propose(left)
+        self.trial = self.cache.copy() if self._draft else self.cache
+        return torch.tensor(self.unread + self._draft)
+
     def take(self, logits: Tensor) -> str:
-        """Choose a token from (V,) logits; returns the text that is sure now."""
+        """Choose tokens from the pass's (t, V) logits while its draft holds; returns the text that is sure now."""
+        draft, self._draft, before = self._draft, [], len(self.tokens)
+        text, kept = "", 0
+        for row in logits[len(logits) - 1 - len(draft) :]:
+            text += self._choose(row)
+            if self.reason or kept == len(draft) or self.tokens[-1] != draft[kept]:
+                break
+            kept += 1
+        if kept == len(draft):
+            self.cache, self.unread = self.trial, self.tokens[before + kept :]
+        else:
+            self.unread += self.tokens[before:]
+        return text
+
+    def _choose(self, logits: Tensor) -> str:
+        """Choose a token from (V,) logits."""
         if not torch.isfinite(logits).all():
             return self._end("not_finite", None)
         token = self._sampler(logits)
         self.tokens.append(token)
         if token in self.request.stop_ids:
             return self._end("stop_id", token)
+        if self._drafter:
+            self._drafter.push(token)
         piece = self._text.push(token)
         if self._text.stopped is not None:
             return piece + self._end("stop_string", self._text.stopped)
         if len(self.tokens) == self.request.budget:
             return piece + self._end("budget", None)
-        if self.cache.length == self.room:
+        if len(self.tokens) > self._room:
             return piece + self._end("positions", None)
         return piece
 

@@ -69,7 +69,7 @@ class Chat:
             sampling=self.sampling,
             cache=None if rest is None else self._cache,
         )
-        (answer,) = generate(self.model, self.tokenizer, [request], chunk=self.chunk, heard=heard)
+        (answer,) = generate(self.model, self.tokenizer, [request], chunk=self.chunk, heard=heard, drafts=())
         self.warm = 0 if rest is None else len(self._read)
         ended = answer.reason == "stop_id"
         self._written[len(turns)] = list(answer.tokens[:-1] if ended else answer.tokens)

@@ -103,7 +103,7 @@ class _Job:
         """Continue one text, streamed."""
         start = time.perf_counter()
         (made,) = generate(
-            self.model, self.tokenizer, [self.request(prompt)], chunk=self.chunk, heard=_say_next
+            self.model, self.tokenizer, [self.request(prompt)], chunk=self.chunk, heard=_say_next, drafts=()
         )
         self._ended(made, kind_of(prompt), time.perf_counter() - start)
 
@@ -130,7 +130,7 @@ class _Job:
         start = time.perf_counter()
         requests = [self.request(prompt) for prompt in prompts]
         with Console(stderr=True).status(f"{len(prompts)} prompts as one batch"):  # shown on a terminal alone
-            made = generate(self.model, self.tokenizer, requests, chunk=self.chunk)
+            made = generate(self.model, self.tokenizer, requests, chunk=self.chunk, drafts=())
         seconds = time.perf_counter() - start
         accounts = []
         for prompt, one in zip(prompts, made, strict=True):

@@ -1,11 +1,9 @@
 """Batches whose sequences end apart, and why each ends; on a model that writes what it is told to."""
 
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 import torch
 
+from dsv4.generate._scripted import END, EOS, NANO, TOKENIZER, Scripted, ask
 from dsv4.generate.accounting import account
 from dsv4.generate.batch import Request, generate
 from dsv4.generate.chat import Chat, extension
@@ -14,44 +12,6 @@ from dsv4.generate.stops import stops_of
 from dsv4.model import numerics
 from dsv4.model.random_model import random_weights, small_config
 from dsv4.model.transformer import Transformer
-from dsv4.prompts import PromptTokenizer
-
-NANO = Path(__file__).parents[2] / "data/nano"
-TOKENIZER = PromptTokenizer(NANO)
-EOS, END = 257, 260
-
-
-class Scripted:
-    """Writes, for a text that begins with token b, the script of b; records the sizes of its batches."""
-
-    def __init__(self, scripts, positions=100):
-        self.scripts = {ord(first): [*script] for first, script in scripts.items()}
-        self.config = SimpleNamespace(max_position_embeddings=positions)
-        self.batches = []
-
-    def new_cache(self):
-        return SimpleNamespace(length=0, read=[])
-
-    def check(self, caches, chunks):
-        pass
-
-    def forward(self, caches, chunks):
-        self.batches.append([len(chunk) for chunk in chunks])
-        rows = []
-        for cache, chunk in zip(caches, chunks, strict=True):
-            for token in chunk.tolist():
-                cache.read.append(token)
-                cache.length += 1
-                written = self.scripts.get(cache.read[0], [])
-                logits = torch.zeros(320)
-                if cache.length <= len(written):
-                    logits[written[cache.length - 1]] = 1.0
-                rows.append(logits)
-        return torch.stack(rows)
-
-
-def ask(first, **changes):
-    return Request(**{"tokens": [ord(first)], "budget": 20, "stop_ids": (EOS, END)} | changes)
 
 
 def test_sequences_end_apart_and_the_others_go_on():
