@@ -67,7 +67,7 @@ check: .venv/.dev
 #   make build                every kernel for four architectures; needs no GPU
 #   make test-gpu             tests of kernels, and of the model on them, without the interpreter
 #   make sanitize             the same tests of kernels under compute-sanitizer: memcheck and racecheck
-#   make bench                times, into results/bench.json and docs/; what P4 and P5 change
+#   make bench                times, of kernels and of generation, into results/bench.json and docs/; what P4 and P5 change
 #   make blackwell            all of these and the audit, on a Blackwell GPU: replaces "BLACKWELL: NOT RUN"
 .PHONY: build test-gpu sanitize bench blackwell
 CAPABILITY := import sys, torch; c = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
@@ -87,7 +87,8 @@ bench: .venv/.dev
 	@mkdir -p results; test -f results/bench.json || cp docs/bench.json results/bench.json 2>/dev/null || true
 	@$(BIN)/python -m kernels.bench --out results/bench.json; status=$$?; \
 	  $(BIN)/python -m kernels.bench.page results/bench.json docs/bench.md && cp results/bench.json docs/bench.json \
-	  && $(BIN)/python -m kernels.mhc_rmsnorm_quantise_nvfp4.figures docs/evidence/p4_p5_figures.md && exit $$status
+	  && $(BIN)/python -m kernels.mhc_rmsnorm_quantise_nvfp4.figures docs/evidence/p4_p5_figures.md \
+	  && $(BIN)/python -m dsv4.generate.speed > docs/generation.md && exit $$status
 
 # Each step runs whatever the one before found; the exit status is the worst.
 blackwell: .venv/.dev
