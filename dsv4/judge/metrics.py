@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4.logits import kl_nats, log_softmax
+
 Array = NDArray[Any]
 Columns = dict[str, Array]
 
@@ -281,20 +283,12 @@ def top_k(scores: Array, k: Array) -> Array:
     return np.where(np.arange(order.shape[-1]) < k[..., None], order, -1)
 
 
-def log_softmax(logits: Array) -> Array:
-    """FP64 log-probabilities along the last axis."""
-    wide = logits.astype(np.float64)
-    shifted = wide - wide.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
 def logit_columns(test: Array, reference: Array) -> Columns:
     """KL(reference || tested) in nats (mean and worst row) and top-1 agreement of ``[B, R, V]``."""
     if test.shape[1] == 0:
         return {name: np.full(len(test), np.nan) for name in LOGITS}
     with np.errstate(invalid="ignore"):
-        p, q = log_softmax(reference), log_softmax(test)
-        kl = np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0)  # [B, R]; rounding may give -1e-17
+        kl = kl_nats(log_softmax(reference), log_softmax(test))  # [B, R]
     agree = (test.argmax(-1) == reference.argmax(-1)).mean(1)
     return {
         "kl_nats": kl.mean(1),
