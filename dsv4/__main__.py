@@ -8,6 +8,8 @@ stages, each `python -m NAME --results results/RUN --config config.yaml`:
   dsv4.run.variant       run one rung (--variant ID)
   dsv4.run.floor         its noise floor, computed apart (--variant ID)
   dsv4.run.noise         its free run under FP32 noise, for the page (--variant ID)
+  dsv4.run.text_reference the reference's own texts, which a rung is forced along
+  dsv4.run.text          a rung's forced text, and its own (--variant ID)
   dsv4.judge.measure     its metrics table (--variant ID)
   dsv4.judge.gate        its verdict (--variant ID)
   dsv4.casts             what the decode path casts, and what became of each
@@ -30,14 +32,16 @@ from dsv4 import preflight, salvage
 from dsv4.closure import command as closure
 from dsv4.config import Config, ConfigError, load, run_id
 from dsv4.generate.options import OPTIONS as GENERATE_OPTIONS
-from dsv4.prompts import load_prompts
+from dsv4.prompts import load_prompts, with_taps
 
 
 def _check(config: Config, _: argparse.Namespace) -> int:
     tokens = preflight.check(config)
     print(f"run {run_id(config)}: {sum(tokens.values())} tokens in {len(tokens)} prompts")
-    for name, count in tokens.items():
-        print(f"  {name:<12} {count:>5} tokens + {config.decode_steps} decode steps")
+    for prompt in load_prompts(config.prompts):
+        more = [f"{config.decode_steps} decode steps"] if prompt.has_taps else []
+        more += [f"up to {config.text_tokens} of text"] if prompt.has_text else []
+        print(f"  {prompt.id:<12} {tokens[prompt.id]:>5} tokens + {', '.join(more)}")
     return 0
 
 
@@ -58,8 +62,7 @@ def _unlock(_: Config, __: argparse.Namespace) -> int:
 
 
 def _salvage(config: Config, arguments: argparse.Namespace) -> int:
-    prompts = [prompt.id for prompt in load_prompts(config.prompts)]
-    if done := salvage.salvage(arguments.results, config, prompts, arguments.target):
+    if done := salvage.salvage(arguments.results, config, with_taps(config.prompts), arguments.target):
         print(done, file=sys.stderr)
     return 0
 

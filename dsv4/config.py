@@ -49,6 +49,7 @@ class Config:
     prompts : the prompt file.
     seed : of the floor's dither, the only random numbers of an audit.
     decode_steps : teacher-forced steps that are dumped and judged, a prompt.
+    text_tokens : most tokens of a generated text, its stop id included.
     prefill_rows : prefill rows that are dumped, a prompt; the prompt's own ``rows`` come first.
     floor_draws : dithered draws of the noise floor.
     page_size : tokens a KV page.
@@ -78,6 +79,7 @@ class Config:
     commits: Commits = field(default_factory=Commits)
     backend: str = "auto"
     archived: tuple[str, ...] = ()
+    text_tokens: int = 576
 
 
 def load(path: str | Path) -> Config:
@@ -112,6 +114,7 @@ def load(path: str | Path) -> Config:
         build=_foreign_build(content.get("build")),
         backend=content.get("backend", "auto"),
         archived=tuple(content.get("archived") or ()),
+        text_tokens=content.get("text_tokens", Config.text_tokens),
         engines=engines,
         reference=reference,
         commits=commits,
@@ -260,9 +263,13 @@ def run_id(config: Config) -> str:
 
 
 def prompt_set_sha256(config: Config) -> str:
-    """Hash of the prompts and their settings, not of the file's layout and comments."""
-    prompts = read_yaml(config.prompts, "prompts")
-    return hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()
+    """Hash of the prompts with taps and their settings, not of the file's layout and comments.
+
+    A prompt that is only continued is no part of it: what was judged by taps stays, and texts alone are made anew.
+    """
+    prompts = [entry for entry in read_yaml(config.prompts, "prompts") if entry.get("use") != "text"]
+    entries = [{key: value for key, value in entry.items() if key != "use"} for entry in prompts]
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def backend_of(config: Config) -> Backend:

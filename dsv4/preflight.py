@@ -16,7 +16,8 @@ from dsv4.commits import history
 from dsv4.commits.branch import repository
 from dsv4.config import Config, ConfigError, backend_of, checkpoint_files
 from dsv4.files import cannot_write, temporary_name
-from dsv4.prompts import encode_all
+from dsv4.generate.stops import kind_of, stops_of
+from dsv4.prompts import PromptTokenizer, encode_all, load_prompts
 
 NEEDED = 400 * 10**6  # bytes: dumps of one audit are 300 MB or less, then metrics and pages
 LOCKS = Path(".snakemake/locks")
@@ -34,7 +35,7 @@ def check(config: Config) -> dict[str, int]:
     ------
     ConfigError
         Names the file and what to do; a rung that no kernel computes, or that reaches an archived file, or whose commit
-        is not there.
+        is not there; a text that would never be seen to end.
     """
     backend = backend_of(config).kind
     if backend == "kernel":
@@ -50,7 +51,23 @@ def check(config: Config) -> dict[str, int]:
         if rung.commit:
             history.resolve(repository(config), rung.commit)
     checkpoint_files(config.checkpoint)
-    return {name: len(ids) for name, ids in encode_all(config).items()}
+    tokens = {name: len(ids) for name, ids in encode_all(config).items()}
+    check_stops(config)
+    return tokens
+
+
+def check_stops(config: Config) -> None:
+    """Refuse a checkpoint whose stop ids miss the turn end of a prompt that is continued.
+
+    Raises
+    ------
+    CheckpointError
+        See :func:`dsv4.generate.stops.stops_of`.
+    """
+    tokenizer = PromptTokenizer(config.checkpoint)
+    for prompt in load_prompts(config.prompts):
+        if prompt.has_text:
+            stops_of(tokenizer, config.checkpoint, kind_of(prompt))
 
 
 def check_disk(folder: Path, needed: int = NEEDED) -> None:

@@ -22,6 +22,7 @@ from dsv4.model.config import ModelConfig, load_config
 from dsv4.schema import read_yaml
 
 Role = Literal["user", "assistant"]
+Use = Literal["taps", "text", "both"]
 TEMPLATE = "correct it in tokenizer_config.json, or use plain prompts"
 
 
@@ -36,6 +37,7 @@ class Prompt:
     text : what a plain prompt continues.
     turns : (role, text) pairs; the last is the user's.
     rows : token positions that are always dumped.
+    use : ``taps``: dumped and judged layer by layer; ``text``: continued; ``both``.
     """
 
     id: str
@@ -43,6 +45,17 @@ class Prompt:
     text: str | None = None
     turns: tuple[tuple[Role, str], ...] = ()
     rows: tuple[int, ...] = ()
+    use: Use = "both"
+
+    @property
+    def has_taps(self) -> bool:
+        """Whether it is dumped and judged layer by layer."""
+        return self.use != "text"
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it is continued, freely and forced."""
+        return self.use != "taps"
 
 
 def load_prompts(path: str | Path) -> list[Prompt]:
@@ -51,7 +64,8 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     Raises
     ------
     ConfigError
-        Not what the schema says, text and turns mixed up, an id given twice, or roles that do not take turns.
+        Not what the schema says, text and turns mixed up, an id given twice, roles that do not take turns, rows of a
+        prompt without taps, or no prompt with taps.
     """
     path = Path(path)
     prompts: list[Prompt] = []
@@ -61,14 +75,37 @@ def load_prompts(path: str | Path) -> list[Prompt]:
             raise ConfigError(f"{path}: {entry['id']}: kind {entry['kind']} has {content}, and no {other}")
         turns = tuple(next(iter(turn.items())) for turn in entry.get("turns", ()))
         rows = tuple(sorted(entry.get("rows", ())))
-        prompt = Prompt(id=entry["id"], kind=entry["kind"], text=entry.get("text"), turns=turns, rows=rows)
+        prompt = Prompt(
+            id=entry["id"],
+            kind=entry["kind"],
+            text=entry.get("text"),
+            turns=turns,
+            rows=rows,
+            use=entry.get("use", "both"),
+        )
         if any(prompt.id == other.id for other in prompts):
             raise ConfigError(f"{path}: id {prompt.id!r} stands twice; dump files are named by it")
         expected = [("user", "assistant")[i % 2] for i in range(len(turns))]
         if [role for role, _ in turns] != expected or (turns and turns[-1][0] != "user"):
             raise ConfigError(f"{path}: {prompt.id}: turns must go user, assistant, ..., user")
+        if rows and not prompt.has_taps:
+            raise ConfigError(f"{path}: {prompt.id}: use text dumps no rows; leave `rows` out, or use both")
         prompts.append(prompt)
+    if not any(prompt.has_taps for prompt in prompts):
+        raise ConfigError(
+            f"{path}: every prompt has `use: text`; let one have taps, for rungs are judged by these"
+        )
     return prompts
+
+
+def with_taps(path: str | Path) -> list[str]:
+    """Ids of the prompts that are dumped and judged, in the order of the file; errors as :func:`load_prompts`."""
+    return [prompt.id for prompt in load_prompts(path) if prompt.has_taps]
+
+
+def with_text(path: str | Path) -> list[str]:
+    """Ids of the prompts that are continued, in the order of the file; errors as :func:`load_prompts`."""
+    return [prompt.id for prompt in load_prompts(path) if prompt.has_text]
 
 
 class PromptTokenizer:
@@ -159,6 +196,10 @@ class PromptTokenizer:
         """A token's own text, None for one that is unknown."""
         return self._tokenizer.id_to_token(token)
 
+    def is_control(self, token: int) -> bool:
+        """Whether a token was added to the vocabulary: beginnings, ends, names of turns; no text is split into it."""
+        return token in self._tokenizer.get_added_tokens_decoder()
+
     def _named(self, name: str) -> Any:
         value = self._settings.get(name)
         return value.get("content") if isinstance(value, dict) else value
@@ -230,8 +271,8 @@ def encode_all(config: Config) -> dict[str, list[int]]:
     Raises
     ------
     ConfigError
-        A prompt with its decode steps is longer than the model's positions, one of its ``rows`` lies
-        behind its end, or one of its tokens behind the model's vocabulary.
+        A prompt with its decode steps, or with the longest text, is longer than the model's positions, one of its
+        ``rows`` lies behind its end, or one of its tokens behind the model's vocabulary.
     """
     sizes = load_config(config.checkpoint)
     tokenizer = PromptTokenizer(config.checkpoint)
@@ -248,12 +289,15 @@ def _check(
     where, limit = f"{config.prompts}: {prompt.id}", sizes.max_position_embeddings
     if not ids:
         raise ConfigError(f"{where}: has no tokens; write a longer text")
-    if len(ids) + config.decode_steps > limit:
-        raise ConfigError(
-            f"{where}: {len(ids)} tokens + {config.decode_steps} decode steps"
-            f" are over max_position_embeddings = {limit} of {config.checkpoint};"
-            f" shorten it to {limit - config.decode_steps} tokens"
-        )
+    steps = [(prompt.has_taps, config.decode_steps, "decode steps", "")]
+    steps += [(prompt.has_text, config.text_tokens, "of its text (text_tokens)", ", or use taps alone")]
+    for counts, more, what, otherwise in steps:
+        if counts and len(ids) + more > limit:
+            raise ConfigError(
+                f"{where}: {len(ids)} tokens + {more} {what}"
+                f" are over max_position_embeddings = {limit} of {config.checkpoint};"
+                f" shorten it to {limit - more} tokens{otherwise}"
+            )
     if prompt.rows and prompt.rows[-1] >= len(ids):
         raise ConfigError(f"{where}: row {prompt.rows[-1]} lies behind its {len(ids)} tokens")
     if max(ids) >= sizes.vocab_size:

@@ -10,8 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsv4 import preflight
-from dsv4.config import ConfigError, load
-from dsv4.prompts import Prompt, PromptTokenizer, encode_all, load_prompts, token_sha256
+from dsv4.config import ConfigError, load, prompt_set_sha256
+from dsv4.prompts import (
+    Prompt,
+    PromptTokenizer,
+    encode_all,
+    load_prompts,
+    token_sha256,
+    with_taps,
+    with_text,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 NANO = ROOT / "data/nano"
@@ -24,12 +32,30 @@ def audit():
     return replace(config, checkpoint=NANO, prompts=ROOT / "data/prompts.yaml")
 
 
-def test_the_five_prompts_fit_the_audit(audit):
+def test_the_prompts_fit_the_audit(audit):
     tokens = {name: len(ids) for name, ids in encode_all(audit).items()}
-    assert list(tokens) == ["capital", "code", "chat", "document", "boundary"]
-    assert sum(tokens.values()) <= 2700  # every token costs every rung of the ladder
+    taps, text = with_taps(audit.prompts), with_text(audit.prompts)
+    assert taps == ["capital", "code", "chat", "document", "boundary"]
+    assert text == ["capital", "code", "chat", "opposites"]
+    assert list(tokens) == ["capital", "code", "chat", "opposites", "document", "boundary"]
+    assert sum(tokens[name] for name in taps) <= 2700  # every token costs every rung of the ladder
     assert tokens["document"] >= 1500
     assert tokens["boundary"] > 512
+
+
+def test_a_run_is_named_by_the_prompts_with_taps(audit, tmp_path):
+    """Texts are made anew beside what was judged; a prompt that was judged is another run."""
+
+    def named(*entries):
+        path = tmp_path / "prompts.yaml"
+        path.write_text(f"[{', '.join(entries)}]")
+        return prompt_set_sha256(replace(audit, prompts=path))
+
+    one = named("{id: a, kind: plain, text: x}")
+    assert named("{id: a, kind: plain, text: x, use: taps}") == one
+    assert named("{id: a, kind: plain, text: x}", "{id: b, kind: plain, text: y, use: text}") == one
+    assert named("{id: a, kind: plain, text: x}", "{id: b, kind: plain, text: y}") != one
+    assert named("{id: a, kind: plain, text: z}") != one
 
 
 def test_boundary_rows_sit_on_every_edge_of_the_layout(audit):
@@ -69,7 +95,7 @@ def test_the_hash_is_of_the_ids():
         ("[{id: a, kind: plain}]", "a: kind plain has text, and no turns"),
         (
             "[{id: a, kind: plain, text: x, row: [1]}]",
-            "0: unknown key 'row'; keys: id, kind, text, turns, rows",
+            "0: unknown key 'row'; keys: id, kind, text, turns, use, rows",
         ),
         ("[{id: a, kind: chat, text: x}]", "a: kind chat has turns, and no text"),
         ("[{id: A, kind: plain, text: x}]", r"0\.id: 'A' does not match"),
@@ -80,6 +106,12 @@ def test_the_hash_is_of_the_ids():
         ("[{id: a, kind: plain, text: x, rows: [1.0]}]", r"0\.rows\.0: 1\.0 is not of type 'integer'"),
         ("[{id: a, kind: plain, text: x, rows: [true]}]", r"0\.rows\.0: True is not of type 'integer'"),
         ("[{id: a, kind: plain, 1: x}]", "key 1 is no text"),
+        (
+            "[{id: a, kind: plain, text: x, use: all}]",
+            r"0\.use: 'all' is not one of \['taps', 'text', 'both'\]",
+        ),
+        ("[{id: a, kind: plain, text: x, use: text}]", "every prompt has `use: text`; let one have taps"),
+        ("[{id: a, kind: plain, text: x, use: text, rows: [0]}]", "a: use text dumps no rows"),
         ("[{id: a, kind: chat, turns: [{system: x}]}]", "unknown key 'system'; keys: user, assistant"),
     ],
 )
@@ -94,6 +126,11 @@ def test_a_mistake_in_the_prompt_file_is_named(tmp_path, text, message):
     ("prompt", "message"),
     [
         (f"text: {'x' * 4090}", r"a: 4091 tokens \+ 16 decode steps are over max_position_embeddings = 4096"),
+        (
+            f"text: {'x' * 3520}",
+            r"a: 3521 tokens \+ 576 of its text \(text_tokens\) are over max_position_embeddings = 4096 of .*;"
+            " shorten it to 3520 tokens, or use taps alone",
+        ),
         ("text: abc, rows: [3, 4]", "a: row 4 lies behind its 4 tokens"),
     ],
 )
@@ -102,6 +139,22 @@ def test_what_the_model_cannot_take_is_refused(audit, tmp_path, prompt, message)
     path.write_text(f"[{{id: a, kind: plain, {prompt}}}]")
     with pytest.raises(ConfigError, match=message):
         encode_all(replace(audit, prompts=path))
+
+
+def test_a_prompt_without_a_text_has_no_room_for_one(audit, tmp_path):
+    path = tmp_path / "prompts.yaml"
+    path.write_text(f"[{{id: a, kind: plain, text: {'x' * 3520}, use: taps}}]")
+    assert len(encode_all(replace(audit, prompts=path))["a"]) == 3521
+
+
+def test_a_text_that_would_never_be_seen_to_end_is_refused_before_work_starts(broken, audit):
+    changed = broken()
+    (changed.checkpoint / "generation_config.json").write_text('{"eos_token_id": 257}')
+    with pytest.raises(ConfigError, match=r"misses 260 .*: a chat text would never be seen to end"):
+        preflight.check(changed)
+    text = changed.prompts.read_text()
+    changed.prompts.write_text(text.replace("{id: b,", "{id: b, use: taps,"))
+    preflight.check(changed)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@
 rule bisect:
     input:
         manifest="<results>/checkpoint.json",
-        prompts=str(CONFIG.prompts),
         references=REFERENCE,
         floors=floors_of_branch,
         code=closure("dsv4.commits.bisect"),
@@ -21,7 +20,6 @@ rule bisect:
 rule verify_commits:
     input:
         manifest="<results>/checkpoint.json",
-        prompts=str(CONFIG.prompts),
         references=REFERENCE,
         floors=floors_of_branch,
         code=closure("dsv4.commits.verify"),

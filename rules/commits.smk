@@ -5,7 +5,6 @@
 rule commit:
     input:
         manifest="<results>/checkpoint.json",
-        prompts=str(CONFIG.prompts),
         references=REFERENCE,
         floor=floor_of_commit,
         code=closure("dsv4.commits.audit"),

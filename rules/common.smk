@@ -17,6 +17,7 @@ from dsv4.commits.branch import default_rung, pinned, repository
 from dsv4.engine.spec import identity
 from dsv4.judge.limits import LimitError, tightened
 from dsv4.plan import flatten
+from dsv4.prompts import load_prompts, with_taps, with_text
 
 try:
     FILE = configuration.load(([*workflow.configfiles] or ["config.yaml"])[-1])  # what the stages read
@@ -24,7 +25,10 @@ try:
         configuration.with_options(FILE, workflow.config_settings.config)
     )  # and which commits: --config
     VARIANTS = [variant.id for variant in CONFIG.ladder]
-    PROMPTS = list(preflight.check(CONFIG))
+    preflight.check(CONFIG)
+    # The prompts with taps name the run, so that no rule of theirs has the file among its inputs; texts are made anew
+    # within a run (text_prompts).
+    PROMPTS, TEXTS = with_taps(CONFIG.prompts), with_text(CONFIG.prompts)
     tightened(CONFIG.tighten)
     RUN = configuration.run_id(CONFIG)
     BACKEND = configuration.backend_of(CONFIG).kind

@@ -5,7 +5,6 @@
 rule floor:
     input:
         manifest="<results>/checkpoint.json",
-        prompts=str(CONFIG.prompts),
         reference=expand("<results>/reference/{prompt}.h5", prompt=PROMPTS),
         parent=of_parent(f"{RESULTS}/floor/{{variant}}/{{prompt}}.h5"),
         code=code("dsv4.run.floor"),

@@ -5,7 +5,6 @@
 rule noise:
     input:
         manifest="<results>/checkpoint.json",
-        prompts=str(CONFIG.prompts),
         reference=expand("<results>/reference/{prompt}.h5", prompt=PROMPTS),
         own=expand("<results>/variants/{variant}/{prompt}.h5", prompt=PROMPTS, allow_missing=True),
         code=code("dsv4.run.noise"),

@@ -7,7 +7,6 @@ REFERENCE = expand("<results>/{kind}/{prompt}.h5", kind=["reference", "plain"], 
 rule make_reference:
     input:
         manifest="<results>/checkpoint.json",
-        prompts=str(CONFIG.prompts),
         code=variant_code("dsv4.run.reference", {}),
     output:
         dumps=REFERENCE,

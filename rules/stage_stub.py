@@ -1,8 +1,8 @@
 """Stands in for any stage in the tests of the rules: writes that stage's outputs, new ones every time.
 
-``script.json`` beside the Snakefile tells it what to do: ``status`` of variants, ``crash`` of
-[stage, variant] pairs, ``sleep`` seconds of stages; and the ids of the ``prompts``, of the ``spine``
-and of each variant's ``lineage``.
+``script.json`` beside the Snakefile tells it what to do: ``status`` of variants, those that are bit-``equal`` to their
+parents, ``crash`` of [stage, variant] pairs, ``sleep`` seconds of stages; and the ids of the ``prompts``, of the
+``spine`` and of each variant's ``lineage``.
 """
 
 import argparse
@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("results", "config", "variant", "target", "commit", "base", "head", "repo", "rung"):
         parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--forced-only", action="store_true")
     for name in ("tap", "limit", "metric"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--variants", nargs="*", default=[])
@@ -35,7 +36,7 @@ def main() -> None:
     results, variant = Path(options.results), options.variant or options.commit
     script = json.loads(Path("script.json").read_text())
     with Path("ran.txt").open("a") as log:
-        log.write(f"{STAGE} {variant}\n")
+        log.write(f"{STAGE} {variant}{' forced only' if options.forced_only else ''}\n")
     if [STAGE, variant] in script["crash"]:
         sys.exit(f"{STAGE} {variant}: told to crash")
     print(STAGE, variant, options.tap, options.limit, flush=True)
@@ -46,6 +47,12 @@ def main() -> None:
             for prompt in script["prompts"]:
                 write(results / kind / variant / f"{prompt}.h5")
                 write(results / kind / variant / f"{prompt}.h5.sha256")
+    elif STAGE == "text_reference":
+        write(results / "text/trained.h5")
+        write(results / "text/trained.h5.sha256")
+    elif STAGE == "text":
+        write(results / f"text/{variant}.parquet")
+        write(results / f"text/{variant}.json")
     elif STAGE == "checkpoint":
         write(results / "checkpoint.json")
     elif STAGE == "reached":
@@ -60,6 +67,7 @@ def main() -> None:
         write(results / "times.json", json.dumps(options.variants))
     elif STAGE == "gate":
         verdict = {"id": variant, "status": script["status"].get(variant, "pass"), "at": time.time_ns()}
+        verdict["vs_parent"] = {"bit_equal": variant in script["equal"]}
         write(results / "gates" / f"{variant}.json", json.dumps(verdict))
     elif STAGE == "collect":
         verdicts = [json.loads(path.read_text()) for path in sorted((results / "gates").glob("*.json"))]

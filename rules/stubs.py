@@ -11,13 +11,15 @@ from pathlib import Path
 
 from dsv4.code_inputs import ONLY_WHERE
 from dsv4.config import load
-from dsv4.prompts import load_prompts
+from dsv4.prompts import with_taps
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ["Snakefile", "config.yaml", "profiles", "data/prompts.yaml"]
 COPIED += [f"rules/{path.name}" for path in (ROOT / "rules").glob("*.*") if path.suffix in (".smk", ".yaml")]
 COPIED += ["dsv4/judge/limits.json"]
-COPIED += [f"data/nano/{name}.json" for name in ("config", "tokenizer", "tokenizer_config")]
+COPIED += [
+    f"data/nano/{name}.json" for name in ("config", "tokenizer", "tokenizer_config", "generation_config")
+]
 COPIED += [
     f"dsv4/{name}.py"
     for name in (
@@ -38,12 +40,15 @@ COPIED += [
         "model/__init__",
         "model/config",
         "salvage",
+        "schema",
         "code_inputs",
         "archived",
         "commits/__init__",
         "commits/branch",
         "commits/history",
         "commit_options",
+        "generate/__init__",
+        "generate/stops",
     )
 ]
 COPIED += [
@@ -52,12 +57,21 @@ COPIED += [
     if not path.name.startswith(("test_", "conftest"))
 ]
 STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.noise", "run.times"]
-STAGES += ["engine.cross_check", "judge.measure", "judge.gate", "judge.reached", "judge.collect"]
+STAGES += [
+    "run.text_reference",
+    "run.text",
+    "engine.cross_check",
+    "judge.measure",
+    "judge.gate",
+    "judge.reached",
+    "judge.collect",
+]
 STAGES += ["judge.enforce", "casts", "report.__main__"]
 STAGES += ["commits.audit", "commits.enforce", "commits.bisect", "commits.verify", "report.commits"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
     **{f"run.{stage}": MODEL for stage in ("checkpoint", "reference", "variant", "floor", "noise")},
+    **{f"run.{stage}": MODEL for stage in ("text_reference", "text")},
     "judge.gate": ["dsv4.judge.limits", *MODEL],
     "commits.audit": ["dsv4.judge.limits"],
 }
@@ -87,8 +101,8 @@ class Workflow:
 
     def script(self, **changes):
         """Tell the stubs what to do, see stage_stub.py."""
-        content = {"status": {}, "crash": [], "sleep": {}}
-        content["prompts"] = [prompt.id for prompt in load_prompts(self.folder / "data/prompts.yaml")]
+        content = {"status": {}, "equal": [], "crash": [], "sleep": {}}
+        content["prompts"] = with_taps(self.folder / "data/prompts.yaml")
         content["spine"] = [rung.id for rung in self.ladder.spine()]
         content["lineage"] = {
             rung.id: [low.id for low in self.ladder.lineage(rung.id)] for rung in self.ladder

@@ -6,7 +6,6 @@ rule time:
     input:
         **{variant: before(variant) for variant in VARIANTS},
         asked="<results>/asked.txt",
-        prompts=str(CONFIG.prompts),
         code=of_kernels("dsv4.run.times"),
     output:
         times="<results>/times.json",

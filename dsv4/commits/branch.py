@@ -15,7 +15,7 @@ from dsv4.engine.spec import Engine, named_files
 from dsv4.identity import versions
 from dsv4.ladder import Variant
 from dsv4.plan import flatten
-from dsv4.prompts import load_prompts
+from dsv4.prompts import with_taps
 
 
 class TrailerError(ConfigError):
@@ -45,8 +45,8 @@ class Job:
 
     @cached_property
     def prompts(self) -> list[str]:
-        """Ids of the prompts."""
-        return [prompt.id for prompt in load_prompts(self.config.prompts)]
+        """Ids of the prompts that are dumped."""
+        return with_taps(self.config.prompts)
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Branch:
 
     @cached_property
     def prompts(self) -> list[str]:
-        """Ids of the prompts."""
-        return [prompt.id for prompt in load_prompts(self.config.prompts)]
+        """Ids of the prompts that are dumped."""
+        return with_taps(self.config.prompts)
 
     def commit(self, sha: str) -> Commit:
         """One commit."""

@@ -48,7 +48,7 @@ from dsv4.dump_reader import DumpReader
 from dsv4.judge.collect import published
 from dsv4.judge.times import read_times, with_time
 from dsv4.plan import flatten
-from dsv4.prompts import load_prompts
+from dsv4.prompts import with_taps
 
 MEASURED = ("status", "culprit", "taps", "cos", "fidelity", "fidelity_counts", "quantisation", "e2e")
 VERSIONS = ("torch", "numpy", "triton")  # what numbers depend on
@@ -227,7 +227,7 @@ def time_words(cost: Mapping[str, Any], rung: str) -> str:
 
 def device_words(config: Config, verdict: Mapping[str, Any], dumps: Path) -> str:
     """Label and device of the numbers, and the versions that computed them."""
-    first = load_prompts(config.prompts)[0].id
+    first = with_taps(config.prompts)[0]
     with DumpReader(dumps / f"{first}.h5") as dump:
         versions = dump.attrs.get("versions") or {}
     named = ", ".join(f"{name} {versions[name]}" for name in VERSIONS if name in versions)

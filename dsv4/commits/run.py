@@ -252,6 +252,7 @@ def own_config(job: Job, room: Path, prompts: Sequence[str]) -> dict[str, object
     config = job.config
     values: dict[str, object] = {name: getattr(config, name) for name in ARGUMENTS}
     values["checkpoint"] = str(config.checkpoint.resolve())
+    values["text_tokens"] = 1  # a commit's texts are not run; its code may still look whether they would fit
     values["prompts"] = str(_prompt_file(config.prompts, room, prompts).resolve())
     changed = {name: new for name, (_, new) in difference(Plan(), job.rung.plan).items()}
     rung: dict[str, object] = {"spine": True, "why": "the plan of this commit"}
@@ -262,11 +263,16 @@ def own_config(job: Job, room: Path, prompts: Sequence[str]) -> dict[str, object
 
 
 def _prompt_file(path: Path, room: Path, prompts: Sequence[str]) -> Path:
+    """A file of these prompts alone, without `use`, which code from before there were texts does not know."""
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if [entry["id"] for entry in entries] == list(prompts):
+    chosen = [
+        {key: value for key, value in entry.items() if key != "use"}
+        for entry in entries
+        if entry["id"] in prompts
+    ]
+    if chosen == entries:
         return path
     some = room / "prompts.yaml"
-    chosen = [entry for entry in entries if entry["id"] in prompts]
     some.write_text(yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return some
 

@@ -1,6 +1,6 @@
 """``python -m dsv4 generate [--rung ID] [--prompt TEXT | --chat TEXT ...]``: text on stdout, its account on stderr.
 
-Without a text all prompts of the configuration are continued as one batch.
+Without a text the configuration's prompts that are continued (`use: text` or both) are one batch.
 """
 
 import argparse
@@ -126,7 +126,7 @@ class _Job:
 
     def batch(self) -> None:
         """Continue the prompts of the configuration together, and print each once all are done."""
-        prompts = list(self.setup.prompts.values())
+        prompts = [self.setup.prompts[name] for name in self.setup.texts]
         start = time.perf_counter()
         requests = [self.request(prompt) for prompt in prompts]
         with Console(stderr=True).status(f"{len(prompts)} prompts as one batch"):  # shown on a terminal alone

@@ -22,7 +22,7 @@ from dsv4.judge.measure import arguments
 from dsv4.judge.reference_check import read_check
 from dsv4.judge.times import read_times, with_time
 from dsv4.ladder import State, Variant
-from dsv4.prompts import load_prompts
+from dsv4.prompts import with_taps
 from dsv4.salvage import current, newest
 
 NEEDED_FROM = 256.0  # max abs X from which a BF16 ULP is 2: under it an FP32 residual cannot matter
@@ -47,7 +47,7 @@ def _expired(results: Path, config: Config, variant: Variant, verdict: Mapping[s
     """Whether dumps, measurements or the verdicts below it are newer than a verdict, or it is of another change."""
     path = results / "gates" / f"{variant.id}.json"
     below = [path.with_name(f"{rung.id}.json") for rung in config.ladder.lineage(variant.id)[:-1]]
-    prompts = [prompt.id for prompt in load_prompts(config.prompts)]
+    prompts = with_taps(config.prompts)
     same = all(verdict.get(name) == header(variant)[name] for name in ("parent", "change"))
     return not (same and current(results, variant, prompts) and newest(path, below))
 

@@ -29,7 +29,7 @@ from dsv4.judge.quantisation import Points, weight_formats
 from dsv4.judge.verdict import Draws, judge
 from dsv4.ladder import Ladder, Variant
 from dsv4.plan import flatten
-from dsv4.prompts import load_prompts
+from dsv4.prompts import with_taps
 from dsv4.taps import MODEL, MODES, PHASES, TAPS, layer_taps
 
 BASELINE = "B0"  # the plan's baseline: attn_out of every rung above it is compared with it by name
@@ -297,7 +297,7 @@ def main() -> int:
     options = arguments(__doc__, "variant").parse_args()
     config: Config = load(options.config)
     console = Console(stderr=True)
-    prompts = [prompt.id for prompt in load_prompts(config.prompts)]
+    prompts = with_taps(config.prompts)
     shown = track(prompts, description=f"measure {options.variant}", console=console, transient=True)
     frame, notes = measure(options.results, config.ladder, options.variant, shown)
     write(options.results / "metrics" / f"{options.variant}.parquet", frame, notes)

@@ -15,7 +15,7 @@ from dsv4.judge.conftest import Audit
 from dsv4.judge.gate import blocker, header, write_json
 from dsv4.judge.measure import Notes, write
 from dsv4.ladder import Ladder
-from dsv4.prompts import load_prompts
+from dsv4.prompts import with_taps
 
 REQUESTED = "B5_all"
 
@@ -28,7 +28,7 @@ def old(tmp_path):
     for rung in audit.config.ladder:
         files = [audit.results / "metrics" / f"{rung.id}.parquet"]
         files += [
-            audit.results / "variants" / rung.id / f"{p.id}.h5" for p in load_prompts(audit.config.prompts)
+            audit.results / "variants" / rung.id / f"{name}.h5" for name in with_taps(audit.config.prompts)
         ]
         write(files[0], pd.DataFrame(columns=list(COLUMNS)), Notes())
         for path in files[1:]:

@@ -2,8 +2,8 @@
 
 import argparse
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ class Setup:
     config : the audit's configuration.
     results : ``results/<run>``.
     checkpoint : the loaded model.
-    tokens : prompt id -> token ids.
-    prompts : prompt id -> prompt.
+    tokens : id -> token ids of the prompts with taps.
+    prompts : id -> prompt, with taps or without.
+    texts : id -> token ids of the prompts that are continued.
     """
 
     config: Config
@@ -39,6 +40,7 @@ class Setup:
     checkpoint: Checkpoint
     tokens: dict[str, list[int]]
     prompts: dict[str, Prompt]
+    texts: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def backend(self) -> Backend:
@@ -80,27 +82,27 @@ class Setup:
         }
 
     def attrs(self, prompt: str, kind: str, variant: str, plan: Plan | None) -> dict[str, Any]:
-        """All attributes of a dump."""
+        """All attributes of a dump of one prompt."""
+        return self.identity(prompt) | {"prompt_id": prompt} | self.origin(kind, variant, plan)
+
+    def origin(self, kind: str, variant: str, plan: Plan | None) -> dict[str, Any]:
+        """Attributes of a dump that do not depend on its prompt: whose numbers they are, and what computed them."""
         commit, dirty = git_state()
-        return (
-            self.identity(prompt)
-            | {
-                "kind": kind,
-                "variant": variant,
-                "plan": flatten(plan) if plan else {},
-                "prompt_id": prompt,
-                "compress_ratios": list(self.checkpoint.config.compress_ratios),
-                "n_rope": self.checkpoint.config.qk_rope_head_dim,
-                "commit": commit,
-                "dirty": dirty,
-                "device": f"cpu ({platform.processor() or platform.machine()})",
-                "versions": versions(),
-                "seed": self.config.seed,
-                "label": "emulated on cpu",
-                "backend": "ref",
-            }
-            | (self._of_kernels() if kind == "variant" and plan is not None else {})
-        )
+        return {
+            "checkpoint": checkpoint_sha256(self.config.checkpoint),
+            "kind": kind,
+            "variant": variant,
+            "plan": flatten(plan) if plan else {},
+            "compress_ratios": list(self.checkpoint.config.compress_ratios),
+            "n_rope": self.checkpoint.config.qk_rope_head_dim,
+            "commit": commit,
+            "dirty": dirty,
+            "device": f"cpu ({platform.processor() or platform.machine()})",
+            "versions": versions(),
+            "seed": self.config.seed,
+            "label": "emulated on cpu",
+            "backend": "ref",
+        } | (self._of_kernels() if kind == "variant" and plan is not None else {})
 
     def _of_kernels(self) -> dict[str, Any]:
         """Attributes of a variant's dump that kernels write otherwise; none on refs."""
@@ -115,13 +117,21 @@ class Setup:
         }
 
 
-def parse(description: str, arguments: Sequence[str] | None, *, variant: bool = False) -> argparse.Namespace:
-    """Parse the options that the stages share."""
+def parse(
+    description: str,
+    arguments: Sequence[str] | None,
+    *,
+    variant: bool = False,
+    flags: Mapping[str, str] | None = None,
+) -> argparse.Namespace:
+    """Parse the options that the stages share, and ``flags`` of one: name -> help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--config", type=Path, required=True, help="the audit's config.yaml")
     parser.add_argument("--results", type=Path, required=True, help="results/<run>")
     if variant:
         parser.add_argument("--variant", required=True, help="a rung of the ladder")
+    for name, text in (flags or {}).items():
+        parser.add_argument(name, action="store_true", help=text)
     return parser.parse_args(arguments)
 
 
@@ -136,10 +146,13 @@ def prepare(config_path: Path, results: Path) -> Setup:
     torch.set_grad_enabled(False)
     torch.set_flush_denormal(False)
     config = load(config_path)
+    prompts = {prompt.id: prompt for prompt in load_prompts(config.prompts)}
+    tokens = encode_all(config)
     return Setup(
         config=config,
         results=results,
         checkpoint=load_checkpoint(config.checkpoint),
-        tokens=encode_all(config),
-        prompts={prompt.id: prompt for prompt in load_prompts(config.prompts)},
+        tokens={name: ids for name, ids in tokens.items() if prompts[name].has_taps},
+        prompts=prompts,
+        texts={name: ids for name, ids in tokens.items() if prompts[name].has_text},
     )
