@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import h5py
 import numpy as np
@@ -90,14 +90,17 @@ class DumpWriter:
         The folder cannot be written or the disk is full; nothing is left behind.
     """
 
+    required: ClassVar[Sequence[str]] = REQUIRED
+    kinds: ClassVar[Sequence[str]] = KINDS
+
     def __init__(
         self, path: Path, attrs: Mapping[str, Any], parent: Path | Sequence[Path] | None = None
     ) -> None:
-        missing = [name for name in REQUIRED if name not in attrs]
+        missing = [name for name in self.required if name not in attrs]
         if missing:
             raise ValueError(f"{path}: attributes missing: {', '.join(missing)}")
-        if attrs["kind"] not in KINDS:
-            raise ValueError(f"{path}: kind {attrs['kind']!r}; allowed: {', '.join(KINDS)}")
+        if attrs["kind"] not in self.kinds:
+            raise ValueError(f"{path}: kind {attrs['kind']!r}; allowed: {', '.join(self.kinds)}")
         self._path = Path(path)
         self._parents = (
             [Path(parent)] if isinstance(parent, str | Path) else [Path(one) for one in parent or ()]

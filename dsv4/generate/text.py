@@ -5,6 +5,15 @@ from collections.abc import Sequence
 from dsv4.prompts import PromptTokenizer
 
 
+def text_of(tokenizer: PromptTokenizer, tokens: Sequence[int]) -> str:
+    """Text of a whole sequence, as :class:`TextStream` gives it."""
+    stream = TextStream(tokenizer)
+    for token in tokens:
+        stream.push(token)
+    stream.close()
+    return stream.text
+
+
 class TextStream:
     """Text of one sequence, token by token.
 
