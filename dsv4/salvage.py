@@ -1,8 +1,8 @@
 """A report after a crash: render what was judged, without verdicts that the crash made stale.
 
 A job that fails takes its outputs with it, but the verdict that an earlier run drew from them
-stays. So a verdict counts only when the dumps and metrics below it are there and no newer, and the
-noise that the page draws only while its plan's dumps are.
+stays. So a verdict counts only when the dumps and metrics below it are there and no newer, the noise
+that the page draws only while its plan's dumps are, and a text while these and the reference's are.
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dsv4.config import Config
 from dsv4.ladder import State, Variant
+from dsv4.prompts import with_text
 
 PAGE = Path("reports/index.html")
 
@@ -46,11 +47,15 @@ def drop_stale(results: Path, config: Config, prompts: Sequence[str]) -> list[st
         noise = results / "noise" / f"{variant.id}.parquet"
         if not newest(noise, _dumps(results, variant, prompts)):
             noise.unlink(missing_ok=True)
+        text = results / "text" / f"{variant.id}.json"
+        if not newest(text, [results / "text/trained.h5", *_dumps(results, variant, prompts)]):
+            text.unlink(missing_ok=True)
+            text.with_suffix(".parquet").unlink(missing_ok=True)
     return sorted(stale)
 
 
 def complete(results: Path, config: Config, prompts: Sequence[str], target: str | None) -> bool:
-    """Whether every verdict that is due is there, current, and on the page.
+    """Whether every verdict, and every text of a rung that passed, that is due is there, current, and on the page.
 
     Then the run ended in ``enforce``, not in a crash.
     """
@@ -58,14 +63,19 @@ def complete(results: Path, config: Config, prompts: Sequence[str], target: str 
     if not gates.is_file() or not PAGE.is_file() or gates.stat().st_mtime_ns > PAGE.stat().st_mtime_ns:
         return False
     passed: set[str | None] = {None}
+    texts = with_text(config.prompts)
     for rung in config.ladder.lineage(target) if target else config.ladder.default():
         if rung.parent not in passed:
             continue  # blocked: no verdict is due
         verdict = results / "gates" / f"{rung.id}.json"
         if not current(results, rung, prompts) or verdict.stat().st_mtime_ns > gates.stat().st_mtime_ns:
             return False
-        if json.loads(verdict.read_text(encoding="utf-8"))["status"] == State.PASS:
-            passed.add(rung.id)
+        if json.loads(verdict.read_text(encoding="utf-8"))["status"] != State.PASS:
+            continue
+        passed.add(rung.id)
+        text = results / "text" / f"{rung.id}.json"
+        if texts and rung.engine is None and rung.commit is None and not newest(gates, [text]):
+            return False
     return True
 
 

@@ -146,6 +146,55 @@ def judged(variant):
     return files
 
 
+def texted(variant):
+    """Input function: the variant's text, if it was judged and passed, and this project's own model runs it."""
+
+    def files(wildcards):
+        if not (judged(variant)(wildcards) and has_text(variant)) or status(variant) != "pass":
+            return []
+        return [f"{RESULTS}/text/{variant}.parquet", f"{RESULTS}/text/{variant}.json"]
+
+    return files
+
+
+def has_text(variant):
+    """Whether a text of this variant can be run: not on an engine or a commit, nor without a prompt for it."""
+    rung = CONFIG.ladder[variant]
+    return bool(TEXTS) and rung.engine is None and rung.commit is None
+
+
+def same_bits(wildcards):
+    """The parent's text, to be copied where the verdict says that both have the same bits; else nothing."""
+    parent = CONFIG.ladder[wildcards.variant].parent
+    with open(checkpoints.gate.get(variant=wildcards.variant).output[0], encoding="utf-8") as file:
+        against = json.load(file).get("vs_parent") or {}
+    if not (parent and has_text(parent) and against.get("bit_equal")):
+        return []
+    return [f"{RESULTS}/text/{parent}.parquet", f"{RESULTS}/text/{parent}.json"]
+
+
+def forced_only(wildcards):
+    """Option: leaves have no text of their own, but those on the residual, whose question is when repetition sets in."""
+    rung = CONFIG.ladder[wildcards.variant]
+    return "" if rung.spine or "residual" in rung.change else "--forced-only"
+
+
+def after_spine(wildcards):
+    """Priority: verdicts of the spine first, for others wait for them; a leaf's text is short and can come last."""
+    return 5 if forced_only(wildcards) == "" else 0
+
+
+def text_prompts(wildcards):
+    """Prompts that are continued, as one value, so that a changed one reruns texts and nothing else."""
+    found = [prompt for prompt in load_prompts(CONFIG.prompts) if prompt.has_text]
+    return json.dumps([[prompt.id, prompt.kind, prompt.text, prompt.turns] for prompt in found])
+
+
+def reference_texts(wildcards):
+    """The reference's own texts; nothing where no prompt is continued."""
+    return expand("<results>/text/trained.h5") if TEXTS else []
+
+
 def before(variant):
     """As :func:`judged`, whatever its age: what is timed is the code and the plan, not the verdict."""
     return lambda wildcards: [ancient(path) for path in judged(variant)(wildcards)]

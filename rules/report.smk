@@ -18,6 +18,8 @@ rule ask:
 rule collect:
     input:
         **{variant: judged(variant) for variant in VARIANTS},
+        **{f"text_{variant}": texted(variant) for variant in VARIANTS},
+        texts=reference_texts,
         asked="<results>/asked.txt",
         manifest="<results>/checkpoint.json",
         times=times_on_kernels,

@@ -58,6 +58,9 @@ class TestAfterAWholeRun:
         for stage in ("variant", "floor", "measure", "gate"):
             assert done.first[stage] == wanted
         assert done.first["noise"] == {"B0"}
+        assert done.first["text_reference"] == {""}
+        own = {rung.id for rung in done.ladder.spine()}
+        assert done.first["text"] == own | {f"{leaf} forced only" for leaf in wanted - own}
         assert done.page()["status"] == dict.fromkeys(wanted, "pass")
         assert (done.folder / "results/latest").readlink().name == done.results.name
 
@@ -82,7 +85,7 @@ class TestAfterAWholeRun:
 
     def test_an_edited_op_reruns_references_and_all_variants(self, done, edit):
         edit("kernels/op/ref.py", "1", "2")
-        everything = ("checkpoint", "make_reference", "variant", "floor", "measure", "gate")
+        everything = ("checkpoint", "make_reference", "text_reference", "variant", "floor", "measure", "gate")
         assert done.planned("all") == ALL | CODE | dict.fromkeys(everything, 1)
 
     def test_an_op_of_one_plan_reruns_the_variants_that_use_it(self, done, edit):
@@ -107,6 +110,14 @@ class TestAfterAWholeRun:
         edit("config.yaml", "floor_draws: 8 ", "floor_draws: 9 ")
         assert done.planned("all") == ALL | {"floor": 1, "measure": 1, "gate": 1}
 
+    def test_an_edited_text_reruns_texts_only(self, done, edit):
+        edit("data/prompts.yaml", "List the opposites that you know.", "List some opposites.")
+        assert done.planned("all") == ALL | {"text_reference": 1, "text": len(done.first["text"])}
+
+    def test_an_edited_claim_reruns_no_text(self, done, edit):
+        edit("data/claims.yaml", "1", "2")
+        assert done.planned("all") == ALL
+
     def test_lint_finds_nothing_but_the_missing_container(self, done):
         text = done.run("--lint", "text").text
         findings = [line.strip() for line in text.splitlines() if line.startswith("    * ")]
@@ -118,6 +129,7 @@ def test_nothing_is_measured_with_limits():
 
 
 def test_one_rung_runs_what_it_stands_on(workflow):
+    workflow.script(equal=["P5"])
     assert workflow.run("P5").returncode == 0
     ran = workflow.ran()
     for stage in ("variant", "floor", "measure", "gate"):
@@ -125,6 +137,9 @@ def test_one_rung_runs_what_it_stands_on(workflow):
     assert "noise" not in ran
     assert workflow.page() == {"target": "P5", "status": dict.fromkeys(("B0_unfused", "P4", "P5"), "pass")}
     assert workflow.planned("P5") == {}
+    (workflow.results / "text/P4.json").write_text("another text")
+    copied = {"text": 1, "collect": 1, "report": 1, "enforce": 1, "P5": 1}
+    assert workflow.planned("P5") == copied  # P5 has P4's bits, and so its text
 
     assert workflow.run("P4_scalar_gsa").returncode == 0
     ran = workflow.ran()
@@ -144,7 +159,9 @@ def test_an_edited_engine_reruns_the_rungs_that_run_on_it(workflow):
     workflow.ladder = load(workflow.folder / "config.yaml").ladder
     workflow.script()
     assert workflow.run("Mine").returncode == 0
-    assert workflow.ran()["variant"] == {"B0_unfused", "Mine"}
+    ran = workflow.ran()
+    assert ran["variant"] == {"B0_unfused", "Mine"}
+    assert ran["text"] == {"B0_unfused"}  # engines have none yet
     assert workflow.planned("Mine") == {}
     engine.write_text("2")
     assert workflow.run("Mine").returncode == 0
@@ -175,7 +192,7 @@ def test_on_kernels_steps_are_timed_once_all_verdicts_are_there(workflow, monkey
     assert workflow.run("P4").returncode == 0
     ran = workflow.ran()
     assert ran["gate"] == {"B0_unfused", "P4"}
-    assert "times" not in ran  # a verdict is no part of a time
+    assert not {"times", "text", "text_reference"} & set(ran)  # a verdict is no part of a time, nor of a text
     assert workflow.run("P5").returncode == 0
     assert json.loads((workflow.results / "times.json").read_text()) == ["B0_unfused", "P4", "P5"]
 
@@ -183,7 +200,9 @@ def test_on_kernels_steps_are_timed_once_all_verdicts_are_there(workflow, monkey
 def test_a_failed_rung_blocks_what_stands_on_it_and_keeps_its_report(workflow):
     workflow.script(status={"P4": "fail", "P4_scalar_gsa": "fail"})
     assert workflow.run("all").returncode == 1
-    assert workflow.ran()["variant"] == {"B0_unfused", "P4", "P4_scalar_gsa"}
+    ran = workflow.ran()
+    assert ran["variant"] == {"B0_unfused", "P4", "P4_scalar_gsa"}
+    assert ran["text"] == {"B0_unfused"}
     shown = {"B0_unfused": "pass", "P4": "fail", "P4_scalar_gsa": "fail"}
     assert workflow.page()["status"] == shown
 
