@@ -64,13 +64,13 @@ class Forced:
     columns : of the table, name -> one value a forced position.
     squares, count : sum of squares of logit differences, each row's mean difference taken off, for a common shift
         chooses no token; and how many there are.
-    kept : (id, step) -> the rung's logits (V,) FP32 and the reference's, where they were asked for.
+    kept : id -> step, and the rung's logits (V,) FP32 and the reference's of it; of each text one step at most.
     """
 
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SCHEMA.names})
     squares: float = 0.0
     count: int = 0
-    kept: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    kept: dict[str, tuple[int, np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     @property
     def rms(self) -> float:
@@ -117,14 +117,14 @@ def force(
     tokenizer : of its checkpoint.
     reference : the texts.
     prompts : id -> token ids.
-    keep : id -> the step whose logits are kept.
+    keep : id -> the step whose logits are kept; None: of each text the first that chooses another token, or none.
 
     Returns
     -------
     Forced
         A row that is not finite has a KL, a likelihood and a margin of NaN; its ``top`` is the first such token.
     """
-    found, texts, keep = Forced(), reference.texts, keep or {}
+    found, texts = Forced(), reference.texts
     tokens = {name: text.tokens for name, text in texts.items()}
     for name, first, logits in forced_rows(model, prompts, tokens):
         for start in range(0, len(logits), ROWS):
@@ -135,15 +135,18 @@ def force(
             classes = [token_class(tokenizer, token) for token in chosen.tolist()]
             about = {"prompt": [name] * len(test), "kind": [texts[name].kind] * len(test)}
             about |= {"step": steps, "token": chosen, "token_class": classes}
-            for column, values in (about | compare(test, truth, chosen)).items():
+            measures = compare(test, truth, chosen)
+            for column, values in (about | measures).items():
                 found.columns[column].extend(values)
             with np.errstate(invalid="ignore"):
                 apart = test.astype(np.float64) - truth
                 apart -= apart.mean(-1, keepdims=True)
             found.squares += float(np.square(apart).sum())
             found.count += apart.size
-            if (at := keep.get(name, -1)) in steps:
-                found.kept[name, at] = test[at - steps[0]].copy(), truth[at - steps[0]]
+            asked = steps == keep.get(name, -1) if keep is not None else ~measures["top1"]
+            if name not in found.kept and asked.any():
+                at = int(asked.argmax())
+                found.kept[name] = int(steps[at]), test[at].copy(), truth[at]
     return found
 
 

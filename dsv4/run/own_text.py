@@ -1,17 +1,28 @@
 """Free texts of the audit's prompts: what is asked of the model, what is said of an answer, and where two part."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dsv4.generate.accounting import account
-from dsv4.generate.batch import Request
+from dsv4.generate.batch import Request, generate
 from dsv4.generate.stops import Kind, Stops, kind_of, stops_of
 from dsv4.generate.text import text_of
+from dsv4.model.transformer import Transformer
 from dsv4.prompts import PromptTokenizer
 from dsv4.run.setup import Setup
+from dsv4.text_dump import Text
+
+
+@dataclass(frozen=True)
+class Own:
+    """A free text: its ids, the stop id that ended it last, and why it ended."""
+
+    tokens: tuple[int, ...]
+    reason: str
 
 
 def requests(setup: Setup) -> list[Request]:
@@ -23,6 +34,46 @@ def requests(setup: Setup) -> list[Request]:
         Request(tokens=tokens, budget=budget, stop_ids=stops[name].every)
         for name, tokens in setup.texts.items()
     ]
+
+
+def written(setup: Setup, model: Transformer, tokenizer: PromptTokenizer) -> dict[str, Own]:
+    """Free texts, all prompts one batch; by the prompts' ids."""
+    made = generate(model, tokenizer, requests(setup))
+    return {name: Own(one.tokens, one.reason) for name, one in zip(setup.texts, made, strict=True)}
+
+
+def written_on(
+    setup: Setup,
+    model: Transformer,
+    tokenizer: PromptTokenizer,
+    texts: Mapping[str, Text],
+    parted: Mapping[str, int],
+) -> dict[str, Own]:
+    """Free texts of a model that was forced along the reference's, as :func:`written` gives them.
+
+    Up to the first token that it chooses otherwise a greedy text is the reference's, and the forced rows are its
+    steps, if a row is the same bits in any pass (:attr:`Transformer.row_alone`). So only what follows is generated,
+    with the reference's texts as drafts: many come back to them.
+
+    Parameters
+    ----------
+    texts : the reference's.
+    parted : id -> the first step at which the model chooses another token; without one its text is the reference's.
+    """
+    asked = dict(zip(setup.texts, requests(setup), strict=True))
+    begun = [
+        replace(
+            asked[name],
+            tokens=[*asked[name].tokens, *texts[name].tokens[:step]],
+            budget=asked[name].budget - step,
+        )
+        for name, step in parted.items()
+    ]
+    made = generate(model, tokenizer, begun, drafts=[text.tokens for text in texts.values()])
+    own = {name: Own(text.tokens, text.reason) for name, text in texts.items()}
+    for (name, step), one in zip(parted.items(), made, strict=True):
+        own[name] = Own(texts[name].tokens[:step] + one.tokens, one.reason)
+    return own
 
 
 def described(

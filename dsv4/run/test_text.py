@@ -18,8 +18,9 @@ from dsv4.generate.stops import stops_of
 from dsv4.logits import kl_nats, log_softmax
 from dsv4.model.checkpoint import Checkpoint
 from dsv4.model.random_model import random_weights, small_config
+from dsv4.model.transformer import Transformer
 from dsv4.prompts import Prompt, PromptTokenizer
-from dsv4.run import text as stage
+from dsv4.run import own_text
 from dsv4.run.own_text import described, divergence, parting
 from dsv4.run.setup import Setup
 from dsv4.run.text import inherit, write_text
@@ -137,7 +138,7 @@ def test_own_texts_are_those_of_one_prompt_at_a_time(setup):
     model = setup.variant_model(setup.config.ladder["B0_unfused"].plan)
     assert (content["forced_through"], content["free"], content["label"]) == (
         "prefill",
-        "decode",
+        "drafted decode",
         "emulated on cpu",
     )
     assert content["tokens_per_second"] is None  # refs are not timed
@@ -148,6 +149,17 @@ def test_own_texts_are_those_of_one_prompt_at_a_time(setup):
         assert (one["own"]["text"], one["own"]["reason"]) == (alone.text, alone.reason)
         assert one["reference"]["tokens"] == list(texts(setup)[0][name].tokens)
         assert (one["prompt_tokens"], one["budget"]) == (len(setup.texts[name]), BUDGET)
+
+
+def test_a_model_whose_rows_are_not_alone_decodes_all_of_its_text(setup, monkeypatch):
+    """As one on kernels does: from the prompt, token by token; the forced rows come after, and keep where it parts."""
+    before, table = text_of(setup, "B0_unfused")
+    monkeypatch.setattr(Transformer, "row_alone", False)
+    write_text(setup, replace(setup.config.ladder["B0_unfused"], id="decoded"))
+    content, decoded = text_of(setup, "decoded")
+    assert content["free"] == "decode"
+    assert content["prompts"] == before["prompts"]
+    assert decoded.equals(table)
 
 
 def test_where_an_own_text_parts_the_forced_row_says_how_near_it_was(setup):
@@ -241,21 +253,18 @@ def test_a_checkpoint_that_drops_a_turn_end_is_refused(setup, tmp_path):
 
 def test_a_loop_that_ignores_a_stop_id_is_named_in_the_account(setup, monkeypatch, tmp_path):
     """A model that ends its turn at once, in a loop that was given no stop ids."""
+    forward = Transformer.forward
 
-    def deaf(model, tokenizer, requests):
-        forward = model.forward
+    def ends(*given):
+        logits = forward(*given)
+        logits[:, END] = logits.max() + 1
+        return logits
 
-        def ends(caches, chunks, *rest):
-            logits = forward(caches, chunks, *rest)
-            logits[:, END] = logits.max() + 1
-            return logits
+    def deaf(model, tokenizer, requests, **given):
+        return generate(model, tokenizer, [replace(one, stop_ids=()) for one in requests], **given)
 
-        model.forward = ends
-        found = generate(model, tokenizer, [replace(one, stop_ids=()) for one in requests])
-        model.forward = forward
-        return found
-
-    monkeypatch.setattr(stage, "generate", deaf)
+    monkeypatch.setattr(Transformer, "forward", ends)
+    monkeypatch.setattr(own_text, "generate", deaf)
     write_text(setup, replace(setup.config.ladder["B0_unfused"], id="deaf"))
     content, _ = text_of(setup, "deaf")
     for one in content["prompts"].values():
@@ -333,8 +342,8 @@ def test_a_text_without_a_token_has_no_forced_rows(setup, tmp_path, monkeypatch)
 
     made = text_reference.generate
 
-    def broken(*given):
-        first, *rest = made(*given)
+    def broken(*given, **others):
+        first, *rest = made(*given, **others)
         return [replace(first, tokens=(), reason="not_finite"), *rest]
 
     monkeypatch.setattr(text_reference, "generate", broken)

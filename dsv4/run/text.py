@@ -3,29 +3,30 @@
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsv4.config import Config, checkpoint_sha256, load
 from dsv4.console import main_guard, progress
 from dsv4.files import write_json, write_parquet, write_whole
-from dsv4.generate.batch import Continuation, generate
 from dsv4.generate.stops import kind_of, stops_of
 from dsv4.identity import git_state
 from dsv4.ladder import State, Variant
-from dsv4.model.transformer import Transformer
 from dsv4.plan import flatten
 from dsv4.prompts import PromptTokenizer, token_sha256
 from dsv4.run.forced import Forced, force
-from dsv4.run.own_text import described, divergence, parting, requests
+from dsv4.run.own_text import Own, described, divergence, parting, written, written_on
 from dsv4.run.setup import Setup, parse, prepare
 from dsv4.stored import DumpError
 from dsv4.text_dump import FILE, Text, TextReader
 
 SCHEMA = 1
 FLAGS = {"--forced-only": "force it along the reference's texts, and generate none of its own"}
-FORCED, FREE = "prefill", "decode"  # through which pass
+FORCED, FREE, DRAFTED = "prefill", "decode", "drafted decode"  # through which passes
+DOES = {"forced": "along the reference's texts", "free": "its own"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def write_text(setup: Setup, variant: Variant, *, forced_only: bool = False) -> None:
     """Run one rung's text and write ``text/<variant>.parquet`` and ``text/<variant>.json``.
 
-    All prompts are one batch. Seconds are wall time; tokens a second are stated on kernels alone, for refs emulate.
+    All prompts are one batch. On refs, where prefill and decode are the same bits, forced rows show where a free text
+    parts from the reference's, and only the rest is generated; on kernels every token is decoded from the prompt on.
+    Seconds are wall time; tokens a second are stated on kernels alone, for refs emulate.
 
     Raises
     ------
@@ -51,38 +54,46 @@ def write_text(setup: Setup, variant: Variant, *, forced_only: bool = False) -> 
     """
     tokenizer = PromptTokenizer(setup.config.checkpoint)
     model = setup.variant_model(variant.plan)
-    parts = ["along the reference's texts"] if forced_only else ["its own", "along the reference's texts"]
-    steps = progress(parts, f"{variant.id}, text")
-    own, seconds = dict[str, Continuation](), dict[str, float | None](forced=None, free=None)
+    seconds: dict[str, float | None] = {"forced": None, "free": None}
+    own: dict[str, Own] = {}
     with _texts(setup.results, setup.config) as reader:
         texts = reader.texts
         _same_prompts(setup, texts)
-        if not forced_only:
-            next(steps)
-            start = time.perf_counter()
-            own = _own(setup, model, tokenizer)
-            seconds["free"] = time.perf_counter() - start
-        next(steps)
-        start = time.perf_counter()
-        parted = {name: divergence(one.tokens, texts[name].tokens) for name, one in own.items()}
-        keep = {name: step for name, step in parted.items() if step is not None}
-        forced = force(model, tokenizer, reader, setup.texts, keep)
-        seconds["forced"] = time.perf_counter() - start
+        along = partial(force, model, tokenizer, reader, setup.texts)
+        if not (forced_only or model.row_alone):
+            with _timed(seconds, "free", variant):
+                own = written(setup, model, tokenizer)
+        with _timed(seconds, "forced", variant):
+            forced = along(_partings(own, texts) if own else None)
+        if not forced_only and model.row_alone:
+            with _timed(seconds, "free", variant):
+                parted = {name: step for name, (step, *_) in forced.kept.items()}
+                own = written_on(setup, model, tokenizer, texts, parted)
     prompts = {
         name: _prompt(setup, tokenizer, name, text, own.get(name), forced) for name, text in texts.items()
     }
     write_parquet(setup.results / "text" / f"{variant.id}.parquet", forced.table)
     write_json(
         setup.results / "text" / f"{variant.id}.json",
-        _header(variant) | _origin(setup, variant, own, seconds, forced.rms) | {"prompts": prompts},
+        _header(variant)
+        | _origin(setup, variant, own, seconds, forced.rms)
+        | {"free": (DRAFTED if model.row_alone else FREE) if own else None, "prompts": prompts},
     )
-    next(steps, None)
 
 
-def _own(setup: Setup, model: Transformer, tokenizer: PromptTokenizer) -> dict[str, Continuation]:
-    """Free greedy texts by their prompts' ids."""
-    made = generate(model, tokenizer, requests(setup))
-    return dict(zip(setup.texts, made, strict=True))
+@contextmanager
+def _timed(seconds: dict[str, float | None], part: str, variant: Variant) -> Iterator[None]:
+    """Say what is run, and keep its wall time."""
+    for _ in progress([DOES[part]], f"{variant.id}, text"):
+        start = time.perf_counter()
+        yield
+        seconds[part] = time.perf_counter() - start
+
+
+def _partings(own: Mapping[str, Own], texts: Mapping[str, Text]) -> dict[str, int]:
+    """Where each free text leaves the reference's, if it does."""
+    parted = {name: divergence(one.tokens, texts[name].tokens) for name, one in own.items()}
+    return {name: step for name, step in parted.items() if step is not None}
 
 
 def _texts(results: Path, config: Config) -> TextReader:
@@ -93,7 +104,7 @@ def _texts(results: Path, config: Config) -> TextReader:
 def _origin(
     setup: Setup,
     variant: Variant,
-    own: Mapping[str, Continuation],
+    own: Mapping[str, Own],
     seconds: Mapping[str, float | None],
     rms: float,
 ) -> dict[str, Any]:
@@ -103,7 +114,6 @@ def _origin(
     generated, free = sum(len(one.tokens) for one in own.values()), seconds["free"]
     return {name: origin[name] for name in named} | {
         "forced_through": FORCED,
-        "free": FREE if own else None,
         "same_bits_as": None,
         "seconds": dict(seconds),
         "tokens_per_second": generated / free if free and origin["backend"] == "kernel" else None,
@@ -137,15 +147,15 @@ def _prompt(
     tokenizer: PromptTokenizer,
     name: str,
     reference: Text,
-    own: Continuation | None,
+    own: Own | None,
     forced: Forced,
 ) -> dict[str, Any]:
     """What the JSON says of one prompt."""
     kind = kind_of(setup.prompts[name])
     stops = stops_of(tokenizer, setup.config.checkpoint, kind)
     parted = None
-    if own and (step := divergence(own.tokens, reference.tokens)) is not None:
-        parted = parting(own.tokens, reference.tokens, step, *forced.kept[name, step], rounding=forced.rms)
+    if own and name in forced.kept:
+        parted = parting(own.tokens, reference.tokens, *forced.kept[name], rounding=forced.rms)
     return {
         "kind": kind,
         "prompt_tokens": len(setup.texts[name]),

@@ -38,7 +38,7 @@ def write_text_reference(setup: Setup) -> None:
     model = setup.model(numerics.trained(setup.checkpoint.config))
     steps = progress(["greedy continuations", "logits of their tokens"], "the reference's texts")
     next(steps)
-    made = generate(model, PromptTokenizer(setup.config.checkpoint), requests(setup))
+    made = generate(model, PromptTokenizer(setup.config.checkpoint), requests(setup), drafts=())
     texts = {
         name: Text(
             tokens=one.tokens,
