@@ -11,6 +11,7 @@ import pytest
 
 from dsv4.config import load
 from dsv4.dump import DumpWriter, from_bf16_bits
+from dsv4.judge._texts import Texts
 from dsv4.judge.measure import measure, write
 from dsv4.plan import flatten
 from dsv4.taps import BY_NAME, MODEL, TAPS, layer_taps
@@ -244,3 +245,16 @@ class Audit:
 def audit(tmp_path):
     """An audit with its references."""
     return Audit(tmp_path / "results" / "run").references()
+
+
+@pytest.fixture(scope="session")
+def shipped():
+    """The shipped configuration."""
+    config = load(ROOT / "config.yaml")
+    return replace(config, checkpoint=ROOT / "data" / "nano", prompts=ROOT / "data" / "prompts.yaml")
+
+
+@pytest.fixture
+def texts(tmp_path, shipped):
+    """Text files of a run, the reference's for a start."""
+    return Texts(tmp_path / "results" / "run", shipped)
