@@ -15,11 +15,13 @@ from dsv4.config import Config, load
 from dsv4.console import main_guard
 from dsv4.files import write_json, write_parquet
 from dsv4.identity import git_state, versions
+from dsv4.judge.broken import is_broken
 from dsv4.judge.claims import judge_claims
 from dsv4.judge.evidence import Evidence
 from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict
 from dsv4.judge.measure import arguments
 from dsv4.judge.reference_check import read_check
+from dsv4.judge.text import Texts, with_text
 from dsv4.judge.times import read_times, with_time
 from dsv4.ladder import State, Variant
 from dsv4.prompts import with_taps
@@ -98,8 +100,8 @@ def collect(results: Path, config: Config, target: str | None = None) -> dict[st
         published(results, config, rung, target) or unjudged(results, config, rung)
         for rung in wanted(config, target)
     ]
-    times = read_times(results)
-    verdicts = [with_time(verdict, times) for verdict in verdicts]
+    times, texts = read_times(results), Texts(results, config)
+    verdicts = [with_text(with_time(verdict, times), texts) for verdict in verdicts]
     manifest = _manifest(results)
     labels = sorted({str(v["label"]) for v in verdicts if v.get("label")})
     labels += [manifest["label"]] if manifest.get("label") else []
@@ -172,9 +174,9 @@ def main() -> int:
     write_json(options.results / "gates.json", gates)
     counts = {state: sum(v["status"] == state for v in gates["variants"]) for state in State}
     text = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in counts.items() if count)
-    Console(stderr=True).print(
-        f"collected: {text}; {rows} measurements, {len(claims)} claims", highlight=False
-    )
+    lines = [f"collected: {text}; {rows} measurements, {len(claims)} claims"]
+    lines += [f"{v['id']}: {v['reasons'][0]}" for v in gates["variants"] if is_broken(v)]
+    Console(stderr=True).print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The last rule: exit 0 only if every spine rung that was asked for passed, or is not needed."""
+"""The last rule: exit 0 only if every spine rung that was asked for passed, or is not needed.
+
+And if the text of none shows a fault of the code. A text that is only worse fails nothing: the page says it.
+"""
 
 import argparse
 import json
@@ -9,6 +12,7 @@ from typing import Any
 
 from dsv4.console import main_guard
 from dsv4.files import write_whole
+from dsv4.judge.broken import faults
 from dsv4.judge.reference_check import Verdict
 from dsv4.ladder import State
 
@@ -26,16 +30,21 @@ def lineage(verdicts: Mapping[str, Mapping[str, Any]], target: str) -> list[str]
     return chain
 
 
+def asked(verdicts: Mapping[str, Mapping[str, Any]], target: str | None) -> list[str]:
+    """Spine rungs that count: of the target and its ancestors, or all but those on request."""
+    names = (
+        lineage(verdicts, target) if target else [v for v in verdicts if not verdicts[v].get("on_request")]
+    )
+    return [name for name in names if verdicts[name].get("spine")]
+
+
 def culprits(gates: Mapping[str, Any], target: str | None = None) -> list[Mapping[str, Any]]:
     """Spine rungs that did not pass, of the whole ladder or among the target and its ancestors; leaves never count.
 
     Without those that only wait for another culprit below them, and those on request that are no target.
     """
     verdicts = {verdict["id"]: verdict for verdict in gates["variants"]}
-    asked = (
-        lineage(verdicts, target) if target else [v for v in verdicts if not verdicts[v].get("on_request")]
-    )
-    stopped = [name for name in asked if verdicts[name].get("spine") and verdicts[name]["status"] not in GOOD]
+    stopped = [name for name in asked(verdicts, target) if verdicts[name]["status"] not in GOOD]
     return [
         verdicts[name]
         for name in stopped
@@ -54,8 +63,14 @@ def explain(stopped: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def faulty_texts(gates: Mapping[str, Any], target: str | None = None) -> list[str]:
+    """Lines: rungs asked for that passed their gates, and whose text shows a fault of the code."""
+    verdicts = {verdict["id"]: verdict for verdict in gates["variants"]}
+    return [f"  {name}: {said}" for name in asked(verdicts, target) for said in faults(verdicts[name])]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 1 with the culprits, or if a foreign reference does not agree with ours; else write ``enforced.ok``."""
+    """Exit 1 with culprits and faulty texts, or if a foreign reference is unlike ours; else write ``enforced.ok``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--target", help="a variant; only it and its ancestors count")
@@ -67,10 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {path} is not there; the audit did not get so far: run snakemake all", file=sys.stderr)
         return 1
     gates = json.loads(path.read_text())
-    judged = [verdict["id"] for verdict in gates["variants"]]
-    asked = options.target or "all"
-    if not judged or asked not in ("all", *judged):
-        print(f"error: {path} has no verdict on {asked}; run snakemake {asked}", file=sys.stderr)
+    judged, wanted = [verdict["id"] for verdict in gates["variants"]], options.target or "all"
+    if not judged or wanted not in ("all", *judged):
+        print(f"error: {path} has no verdict on {wanted}; run snakemake {wanted}", file=sys.stderr)
         return 1
     check = gates.get("reference") or {}
     if check.get("verdict") not in (None, Verdict.AGREES):
@@ -78,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if stopped := culprits(gates, options.target):
         print(explain(stopped), file=sys.stderr)
+    if lines := faulty_texts(gates, options.target):
+        head = "These rungs of the spine passed their gates, but their text is broken by a fault of the code:"
+        print("\n".join([head, *lines]), file=sys.stderr)
+    if stopped or lines:
         return 1
     write_whole(done, b"every spine rung asked for passed\n")
     return 0
