@@ -13,6 +13,7 @@ import yaml
 from dsv4.dump import DumpError
 from dsv4.judge import claims_counted as counted
 from dsv4.judge import claims_measured as measured
+from dsv4.judge import claims_text as texts
 from dsv4.judge import claims_timed as timed
 from dsv4.judge.evidence import Evidence, Outcome
 from dsv4.ladder import LadderError
@@ -28,7 +29,6 @@ COUNTED: tuple[Check, ...] = (
     counted.no_e5m2,
     counted.q_a_launches,
     counted.residual_fp32_memory,
-    counted.batched_prefill,
 )
 ON_OPS: tuple[Check, ...] = (
     counted.p5_cos_unfused,
@@ -36,12 +36,14 @@ ON_OPS: tuple[Check, ...] = (
     counted.p5_gsa,
     counted.p4_scalar_gsa,
     counted.kv_fp4_round_trip,
+    texts.batched_prefill,
 )
 ON_VARIANTS: tuple[Check, ...] = (
     measured.kv_fp4_compounds,
     measured.rope_bf16,
     measured.index_fp4,
     measured.residual_magnitude,
+    texts.stop_512,
 )
 DEVICES: tuple[tuple[tuple[Check, ...], Callable[[Evidence], str | None]], ...] = (
     (COUNTED, lambda evidence: "counted, on no device"),

@@ -1,6 +1,5 @@
 """Claims that no run is needed for: counted from plans and sizes, read off the sources, measured on single ops."""
 
-import ast
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -129,20 +128,3 @@ def residual_fp32_memory(evidence: Evidence) -> Outcome:
     plan = evidence.plan("B0")
     sizes = [step_bytes(plan | {"residual": fmt}, evidence.sizes, 1)["residual"] for fmt in ("bf16", "fp32")]
     return sizes[1] == 2 * sizes[0], f"{sizes[0]} B a token in BF16, {sizes[1]} B in FP32"
-
-
-def batched_prefill(evidence: Evidence) -> Outcome:
-    """The audited tree: whether its batch holds several sequences."""
-    source = ROOT / "dsv4" / "model" / "cache.py"
-    classes = {
-        node.name: ast.unparse(node)
-        for node in ast.parse(source.read_text()).body
-        if isinstance(node, ast.ClassDef)
-    }
-    present = "segments" in classes.get("Batch", "")
-    return (
-        present,
-        "dsv4/model/cache.py: a Batch is the rows of several sequences"
-        if present
-        else "absent in dsv4/model/cache.py",
-    )

@@ -2,7 +2,7 @@
 
 ``python -m dsv4.judge.derive_claims``: mHC's weighted sum, RMSNorm and NVFP4 quantise, fused
 (nothing stored between) and unfused (BF16 between), at T = 1, 8 and 128 rows of the plan's own
-width; a 4-bit round trip of KV; the plan's scalar gsa.
+width; a 4-bit round trip of KV; the plan's scalar gsa; prompts prefilled in one batch against each alone.
 """
 
 import json
@@ -12,11 +12,17 @@ import torch
 from torch import Tensor
 
 from dsv4.judge.evidence import OPS_FILE
+from dsv4.model import numerics
+from dsv4.model.prefill import prefill
+from dsv4.model.random_model import random_weights, small_config
+from dsv4.model.transformer import Transformer
+from dsv4.plan import Plan
 from kernels.formats import bf16, fp8_block, nvfp4
 
 SEED = 9
 HIDDEN, STREAMS, NOPE = 7168, 4, 448
 TOKENS = (1, 8, 128)
+PROMPTS, CHUNK = (129, 3, 128, 5, 1, 40), 128  # tokens of each, and rows of a pass: one begins inside another
 
 
 def _cos(x: Tensor, y: Tensor) -> float:
@@ -73,13 +79,38 @@ def scalar_gsa(generator: torch.Generator) -> dict[str, float]:
     }
 
 
+def batched_prefill(generator: torch.Generator) -> dict[str, float]:
+    """Logits that differ between a batch of prompts and each alone, after them and after a step on their caches."""
+    sizes = {"num_hidden_layers": 3, "compress_ratios": [0, 4, 128], "sliding_window": 128, "index_topk": 40}
+    config = small_config(**sizes)
+    weights = random_weights(config, SEED)
+    prompts = [torch.randint(config.vocab_size, (size,), generator=generator) for size in PROMPTS]
+    found: dict[str, float] = {
+        "batched_prefill.prompts": len(prompts),
+        "batched_prefill.longest": max(PROMPTS),
+        "batched_prefill.logits": 2 * len(prompts) * config.vocab_size,
+    }
+    for name, of in (("trained", numerics.trained(config)), ("B0_unfused", numerics.of_plan(Plan(), config))):
+        model = Transformer(config, weights, of, page_size=8)
+        alone = torch.cat([_read(model, [prompt]) for prompt in prompts])
+        found[f"batched_prefill.{name}"] = int((_read(model, prompts) != alone).sum())
+    return found
+
+
+def _read(model: Transformer, prompts: list[Tensor]) -> Tensor:
+    """Logits (B, 2 V) after each prompt and after one token more."""
+    caches = [model.new_cache() for _ in prompts]
+    last = prefill(model, caches, prompts, CHUNK)
+    return torch.cat((last, model.forward(caches, [torch.tensor([7])] * len(prompts))), dim=1)
+
+
 def derive(seed: int = SEED) -> dict[str, float]:
     """Every number, to four digits."""
     generator = torch.Generator().manual_seed(seed)
     values: dict[str, float] = {}
     for tokens in TOKENS:
         values |= mhc(tokens, generator)
-    values |= round_trips(generator) | scalar_gsa(generator)
+    values |= round_trips(generator) | scalar_gsa(generator) | batched_prefill(generator)
     return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 

@@ -56,6 +56,10 @@ class Evidence:
         """Where those were measured, whatever the audit ran on."""
         return f"{self._ops['device']}, {OPS_FILE.name}"
 
+    def judged(self) -> list[str]:
+        """Ids of the rungs that count, in the order of the ladder."""
+        return [rung.id for rung in self.config.ladder if self.rungs is None or rung.id in self.rungs]
+
     def plan(self, name: str) -> dict[str, str]:
         """Flattened plan of a rung; LadderError if this ladder has none of that name."""
         if name not in self.config.ladder:

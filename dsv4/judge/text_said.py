@@ -45,7 +45,7 @@ def _faults(each: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
         first = int(rows.loc[lost.idxmax(), "step"])  # type: ignore[arg-type]
         yield f"{int(lost.sum())} of {len(rows)} forced positions are not finite, the first at step {first}"
     if own and own["reason"] == "not_finite":
-        yield f"the free text {_ended(own, each['budget'])}"
+        yield f"the free text {ended(own, each['budget'])}"
 
 
 def _broken(each: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _reported(each: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
     if own is None:
         return
     if end(own) != end(reference) and own["reason"] != "not_finite":
-        yield f"the reference {_ended(reference, each['budget'])}, this text {_ended(own, each['budget'])}"
+        yield f"the reference {ended(reference, each['budget'])}, this text {ended(own, each['budget'])}"
     mine, its = onset(own), onset(reference)
     if mine is not None and (its is None or mine < its):
         beside = "the reference's own text has none" if its is None else f"the reference's own at {its}"
@@ -83,7 +83,8 @@ def _reported(each: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
         yield _unlike_prefill(*split)
 
 
-def _ended(text: Mapping[str, Any], budget: int) -> str:
+def ended(text: Mapping[str, Any], budget: int) -> str:
+    """How a text ended, and after how many tokens."""
     if text["reason"] == "stop_id":
         return f"stops with {text['stop_name'] or text['stop']} after {text['length']} tokens"
     return ENDS[text["reason"]].format(budget=budget, length=text["length"])
