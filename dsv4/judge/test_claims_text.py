@@ -97,8 +97,8 @@ class TestBatchedPrefill:
         assert holds
         assert text == (
             "present: dsv4.model.prefill.prefill; 6 prompts of up to 129 tokens in one batch against each alone, on"
-            " refs with random weights: of 768 logits after the prompts and after a step on their caches there differ 0 as"
-            " trained, 0 as B0_unfused"
+            " refs with random weights: of 768 logits after the prompts and after a step on their caches there"
+            " differ 0 as trained, 0 as B0_unfused"
         )
         assert "; 4 rungs: bit for bit by its tests" in self.claim(texts, "B0_unfused", "P4", "P5", "B0")[1]
 

@@ -87,6 +87,31 @@ def test_target_leaf_leads_its_own_page(failing, passing):
     assert text.startswith("B1_rope_fp8 fails in layer 4, attend (attn_out); keep BF16 rope")
 
 
+SAID = "its text is broken: plain `code`: a stop id was passed at step 12"
+BROKEN = {"e2e": {"text": {"broken": True}}, "reasons": [SAID, "sound"]}
+
+
+def test_a_broken_text_leads_the_page(failing, passing):
+    found = audit(passing, B1=BROKEN)
+    said = f"B1 passes its gate, but {SAID}."
+    assert words.headline(found) == (f"{said} Nothing may be stacked on it.", State.FAIL)
+    rung = next(rung for rung in found.ladder if rung.id == "B1")
+    assert words.advice(found, rung) == f"passes its gate: {SAID}"
+    assert "Broken text: B1." in words.summary(found)
+    text, tone = words.headline(audit(failing, B1=BROKEN))
+    assert text.startswith("B2 fails in layer 4")
+    assert text.endswith(f" are blocked. {said}")
+    assert tone is State.FAIL
+
+
+def test_a_leafs_broken_text_leads_its_own_page_alone(passing):
+    found = audit(passing, B1_q2=BROKEN)
+    assert words.headline(found)[0].startswith("All 12 rungs pass; ")
+    assert "Broken text: B1_q2." in words.summary(found)
+    own = words.headline(audit(passing, "B1_q2", B1_q2=BROKEN))
+    assert own == (f"B1_q2 passes its gate, but {SAID}.", State.FAIL)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -73,6 +73,11 @@ def reason(verdict: Mapping[str, Any] | None, width: int = 200) -> str:
     return text if len(text) <= width else text[: width - 1].rsplit(" ", 1)[0].rstrip(",;:") + " …"
 
 
+def broken(verdict: Mapping[str, Any] | None) -> bool:
+    """Whether a rung's text is broken, which its first reason says then."""
+    return bool((((verdict or {}).get("e2e") or {}).get("text") or {}).get("broken"))
+
+
 def advice(audit: Audit, variant: Variant) -> str:
     """What to do about a rung."""
     verdict = audit.verdicts.get(variant.id)
@@ -80,6 +85,8 @@ def advice(audit: Audit, variant: Variant) -> str:
     tail = f": {why}" if why else ""
     field, (old, new) = next(iter(variant.change.items()), ("", ("", "")))
     match audit.state(variant):
+        case State.PASS if broken(verdict):
+            return f"passes its gate{tail}"
         case State.PASS if not variant.change:
             return "the bottom of the ladder holds"
         case State.PASS:
@@ -110,7 +117,18 @@ def _blocker(audit: Audit) -> str | None:
 
 
 def headline(audit: Audit) -> tuple[str, State]:
-    """The page's first sentence and the state that it reports."""
+    """The page's first sentence and the state that it reports; a broken text of a rung below is a sentence more."""
+    text, found = _first(audit)
+    first = next((rung for rung in _spine(audit) if broken(audit.verdicts.get(rung.id))), None)
+    if first is None:
+        return text, found
+    more = f"{first.id} passes its gate, but {reason(audit.verdicts[first.id])}."
+    if found is State.PASS:
+        return f"{more} Nothing may be stacked on it.", State.FAIL
+    return f"{text} {more}", found
+
+
+def _first(audit: Audit) -> tuple[str, State]:
     spine = _spine(audit)
     leaf = audit.ladder[-1] if audit.target and not audit.ladder[-1].spine else None
     good = (State.PASS, State.NOT_NEEDED)
@@ -144,6 +162,8 @@ def _all_pass(spine: list[Variant]) -> tuple[str, State]:
 
 def _leaf(audit: Audit, leaf: Variant) -> tuple[str, State]:
     found = audit.state(leaf)
+    if broken(audit.verdicts.get(leaf.id)):
+        return f"{leaf.id} passes its gate, but {reason(audit.verdicts[leaf.id])}.", State.FAIL
     at = place((audit.verdicts.get(leaf.id) or {}).get("culprit"))
     verb = {State.PASS: "passes", State.FAIL: "fails"}.get(found, f"is {WORDS[found]}")
     verb = "cannot be measured" if found is State.CANNOT_MEASURE else verb
@@ -156,6 +176,9 @@ def summary(audit: Audit) -> str:
     sentences = [f"Ladder: {_count(audit, spine)}."]
     if leaves:
         sentences.append(f"Leaves, tried and never stacked: {_count(audit, leaves)}.")
+    texts = [rung.id for rung in audit.ladder if broken(audit.verdicts.get(rung.id))]
+    if texts:
+        sentences.append(f"Broken text: {', '.join(texts)}.")
     blocker = _blocker(audit)
     confirmed = audit.verdicts[blocker].get("confirmed") if blocker else None
     if confirmed:
