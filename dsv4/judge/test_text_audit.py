@@ -1,7 +1,13 @@
 """A broken text cannot be missed: it is in the verdict, and a fault of the code ends the audit in 1."""
 
+import json
+
+import jsonschema
+import yaml
+
 from dsv4.judge._texts import STOP, continuation, diverged, generation
 from dsv4.judge.collect import collect
+from dsv4.judge.conftest import ROOT
 from dsv4.judge.enforce import main as enforce_main
 from dsv4.judge.gate import write_json
 from dsv4.judge.test_text import at
@@ -89,3 +95,40 @@ def test_both_a_rung_that_failed_and_a_faulty_text_are_named(texts, capsys):
     err = capsys.readouterr().err
     assert "P4: layer 2, attn_out is wrong" in err
     assert "B0_unfused: plain `code`: a stop id was passed" in err
+
+
+def test_the_page_takes_what_is_written_and_nothing_of_another_type(texts):
+    schema = yaml.safe_load((ROOT / "dsv4" / "report" / "gates.schema.yaml").read_text())
+    table = texts.table(kl=2e-3)
+    table.loc[at(table, "chat", 3), "kl_nats"] = float("nan")
+    texts.rung("B0_unfused").rung("P4", texts.table(kl=2e-3)).rung("P5", table)
+    texts.rung("P4_scalar_gsa", free=False)
+    write_json(
+        texts.folder / "attribution" / "P4.json",
+        {
+            "schema": 1,
+            "variant": "P4",
+            "words": "layer 5, index_topk: 83% of the KL",
+            "ops": [],
+            "layers": [],
+        },
+    )
+    found = verdicts(texts, "B0_unfused", "P4", "P4_scalar_gsa", "P5", "B0")
+    assert found["P4"]["e2e"]["text"]["attribution"]["words"].startswith("layer 5")
+    assert found["P5"]["e2e"]["text"]["own"] is None
+    gates = json.loads((texts.results / "gates.json").read_text())
+    check = jsonschema.Draft202012Validator(schema)
+    assert list(check.iter_errors(gates)) == []
+    properties = schema["$defs"]["judged_text"]["properties"]
+    assert properties.keys() <= found["P4"]["e2e"]["text"].keys()
+    ended = found["P4"]["e2e"]["text"]["prompts"]["code"]
+    assert ended.keys() == schema["$defs"]["ended_text"]["properties"].keys()
+    for spoil in (
+        lambda block: block.update(broken="no"),
+        lambda block: block["own"].update(moved=None),
+        lambda block: block["prompts"]["code"].update(onset="early"),
+        lambda block: block["by_kind"]["plain"].update(kl_nats="0.1"),
+    ):
+        spoiled = json.loads(json.dumps(gates))
+        spoil(next(v for v in spoiled["variants"] if v["id"] == "P4")["e2e"]["text"])
+        assert list(check.iter_errors(spoiled))
