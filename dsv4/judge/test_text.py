@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dsv4.judge import text_files
+from dsv4.judge import _texts, text_files
 from dsv4.judge._texts import OTHER_STOP, STOP, continuation, diverged, generation
 from dsv4.judge.gate import write_json
 from dsv4.judge.text import Texts
@@ -232,6 +232,22 @@ class TestBroken:
         )
         assert {group["kl_nats"] for group in found["by_class"].values()} == {None}
         json.dumps(found, allow_nan=False)
+
+    def test_a_reference_that_gave_no_token_is_a_fault_and_no_crash(self, texts, monkeypatch):
+        tokens = lambda name: np.empty(0, np.int32) if name == "chat" else continuation(name)  # noqa: E731
+        monkeypatch.setattr(_texts, "continuation", tokens)
+        monkeypatch.setattr(
+            _texts,
+            "of_reference",
+            lambda name: generation(tokens(name), "stop_id" if len(tokens(name)) else "not_finite"),
+        )
+        texts.reference()
+        table = texts.table()
+        assert set(table["prompt"]) == {"capital", "code", "opposites"}
+        found = self.broken(texts, table)
+        said = "ended in logits that are not finite after 0 tokens"
+        assert f"second turn `chat`: the reference's own text {said}" in found["faults"]
+        assert f"second turn `chat`: the free text {said}" in found["faults"]
 
     @pytest.mark.parametrize(("margin", "broken"), [(4.7, True), (4.5, False)])
     def test_a_turn_end_that_the_reference_is_sure_of(self, texts, margin, broken):

@@ -41,7 +41,11 @@ def test_another_plan_names_the_fields_that_differ(texts):
     [
         (lambda t: t.drop(columns="margin"), "column margin is of kind None, expected f"),
         (lambda t: t.assign(step=t["step"] * 1.0), "column step is of kind f, expected i"),
-        (lambda t: t[t["prompt"] != "chat"], "prompts ['capital', 'code', 'opposites'],"),
+        (lambda t: t[t["prompt"] != "chat"], "along 0 tokens of chat, "),
+        (
+            lambda t: t.replace({"prompt": {"chat": "tea"}}),
+            "prompts ['capital', 'chat', 'code', 'opposites', 'tea'],",
+        ),
         (lambda t: t[t.index != 50], "along 575 tokens of code, "),
         (lambda t: t.assign(token=t["token"].where(t.index != 50, 9)), "they differ from step 16 on"),
         (lambda t: t.assign(step=t["step"].where(t.index != 50, 9)), "its steps are not 0, 1, 2, ..."),

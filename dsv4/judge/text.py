@@ -27,7 +27,7 @@ from dsv4.judge.text_files import (
 from dsv4.judge.text_said import end, not_finite, of_change, onset, sentences
 from dsv4.ladder import State, Variant
 
-ABOUT = ("label", "device", "backend", "free", "tokens_per_second")
+ABOUT = ("label", "device", "backend", "free", "same_bits_as", "tokens_per_second")  # of what the numbers are
 
 
 class Texts:

@@ -6,7 +6,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,10 @@ def read_text(results: Path, variant: Variant, reference: Reference) -> Text:
     head = _account(account, variant)
     frame = _table(table)
     _along(account, {name: each["reference"]["tokens"] for name, each in head["prompts"].items()}, reference)
-    forced = {str(name): rows["token"].tolist() for name, rows in frame.groupby("prompt", sort=False)}
-    _along(table, forced, reference)
-    steps = frame.groupby("prompt", sort=False).cumcount()
+    by_prompt = frame.groupby("prompt", sort=False, observed=True)["token"]
+    forced = {str(name): tokens.tolist() for name, tokens in by_prompt}
+    _along(table, dict.fromkeys(reference.tokens, ()) | forced, reference)  # no rows of a text without tokens
+    steps = by_prompt.cumcount()
     if not np.array_equal(steps, frame["step"]):
         raise TextError(f"{table}: its steps are not 0, 1, 2, ... of each prompt; {AGAIN}")
     return Text(head, frame)
@@ -170,7 +171,7 @@ def _is_text(column: pd.Series) -> bool:
     return pd.api.types.is_string_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype)
 
 
-def _along(path: Path, found: Mapping[str, list[int]], reference: Reference) -> None:
+def _along(path: Path, found: Mapping[str, Sequence[int]], reference: Reference) -> None:
     """Refuse texts that were forced along another continuation than the reference's."""
     if found.keys() != reference.tokens.keys():
         raise TextError(

@@ -24,10 +24,10 @@ ENDS = {
 def sentences(text: Text) -> tuple[list[str], list[str], list[str]]:
     """What is a fault of the code, what else is broken, and what else is to be said of the texts; by prompt."""
     faults, broken, other = list[str](), list[str](), list[str]()
-    by_prompt = dict(iter(text.table.groupby("prompt", sort=False)))
+    by_prompt = dict(iter(text.table.groupby("prompt", sort=False, observed=True)))
     for name, each in text.head["prompts"].items():
         at = f"{each['kind'].replace('_', ' ')} `{name}`"
-        rows = by_prompt[name]
+        rows = by_prompt.get(name, text.table[:0])
         faults += [f"{at}: {said}" for said in _faults(each, rows)]
         broken += [f"{at}: {said}" for said in _broken(each, rows)]
         other += [f"{at}: {said}" for said in _reported(each, rows)]
@@ -44,22 +44,20 @@ def _faults(each: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
     if lost.any():
         first = int(rows.loc[lost.idxmax(), "step"])  # type: ignore[arg-type]
         yield f"{int(lost.sum())} of {len(rows)} forced positions are not finite, the first at step {first}"
-    if own and own["reason"] == "not_finite":
-        yield f"the free text {ended(own, each['budget'])}"
+    for whose, text in (("the reference's own text", each["reference"]), ("the free text", own)):
+        if text and text["reason"] == "not_finite":
+            yield f"{whose} {ended(text, each['budget'])}"
 
 
 def _broken(each: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
     """Where the reference is sure and the rung takes another token: its turn end, or what its own prefill gives."""
-    last = rows.iloc[-1]
-    if (
-        each["reference"]["reason"] == "stop_id"
-        and not last["top1"]
-        and last["margin_trained"] >= WIDE_MARGIN
-    ):
-        yield (
-            f"the turn end after {each['reference']['length']} tokens is not this rung's choice, though the"
-            f" reference's margin there is {last['margin_trained']:.1f} logits"
-        )
+    if each["reference"]["reason"] == "stop_id":  # then its stop id is the last that was forced
+        last = rows.iloc[-1]
+        if not last["top1"] and last["margin_trained"] >= WIDE_MARGIN:
+            yield (
+                f"the turn end after {each['reference']['length']} tokens is not this rung's choice, though the"
+                f" reference's margin there is {last['margin_trained']:.1f} logits"
+            )
     if (split := _split(each, rows)) and split[1] >= WIDE_MARGIN:
         yield _unlike_prefill(*split)
 
