@@ -14,7 +14,7 @@ import yaml
 from dsv4.commits.adopt import RunError, adopt
 from dsv4.commits.audit import own_findings, verdict
 from dsv4.commits.branch import Branch
-from dsv4.commits.run import _start, ensure, fingerprint, last_word, own_config, run_tree
+from dsv4.commits.run import _prompt_file, _start, ensure, fingerprint, last_word, own_config, run_tree
 from dsv4.commits.test_tree import ROOT, alive, wait
 from dsv4.config import ConfigError
 from dsv4.dump import DumpReader
@@ -108,6 +108,18 @@ def test_old_code_is_given_the_keys_that_it_knows(job, tmp_path):
     assert Path(content["checkpoint"]).is_absolute()
     assert [entry["id"] for entry in yaml.safe_load(Path(content["prompts"]).read_text())] == ["two"]
     assert "page_size" in own_config(job, tmp_path / "without a schema", job.prompts)
+
+
+def test_a_commits_code_is_told_nothing_of_texts(tmp_path):
+    path = tmp_path / "audit.yaml"
+    path.write_text(
+        "[{id: a, kind: plain, text: x, use: taps}, {id: b, kind: plain, text: y, use: text},"
+        " {id: c, kind: plain, text: z}]"
+    )
+    given = yaml.safe_load(_prompt_file(path, tmp_path, ["a", "c"]).read_text())
+    assert given == [{"id": "a", "kind": "plain", "text": "x"}, {"id": "c", "kind": "plain", "text": "z"}]
+    path.write_text("[{id: a, kind: plain, text: x}]")
+    assert _prompt_file(path, tmp_path, ["a"]) == path
 
 
 @pytest.fixture
