@@ -23,13 +23,8 @@ from kernels.index_topk.kernel import index_topk
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
 from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
 from kernels.linear import wide_kernel as wide
-from kernels.linear.fp8_kernel import (
-    Fp8Weight,
-    Mxfp4Weight,
-    fp8_grouped_linear,
-    fp8_linear,
-    fp8_stacked_linear,
-)
+from kernels.linear.fp8_kernel import fp8_grouped_linear, fp8_linear, fp8_stacked_linear
+from kernels.linear.fp8_product_kernel import Fp8Weight, Mxfp4Weight
 from kernels.linear.kernel import Nvfp4Weight, grouped_linear, nvfp4_linear, stacked_linear
 from kernels.mhc_rmsnorm_quantise_nvfp4.kernel import mhc_rmsnorm_quantise
 from kernels.nvfp4_quantise.kernel import quantise

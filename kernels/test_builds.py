@@ -26,6 +26,7 @@ from kernels.index_logits import kernel as index_logits
 from kernels.kv_store import kernel as kv_store
 from kernels.linear import fp8_kernel as fp8
 from kernels.linear import kernel as linear
+from kernels.linear.fp8_product_kernel import Fp8Weight, Mxfp4Weight
 from kernels.sparse_attn import combine_kernel, gathered_hopper_kernel, hopper_kernel, tiles
 from kernels.sparse_attn import kernel as sparse_attn
 from kernels.sparse_attn.builds import ARCHES
@@ -202,8 +203,8 @@ def test_products_on_fp8_rows_are_built(sizes, four_bit):
     def weight(*shape):
         *stack, n, k = shape
         if four_bit:
-            return fp8.Mxfp4Weight(of(*shape[:-1], k // 2, dtype=U8), of(*shape[:-1], k // 32, dtype=U8))
-        return fp8.Fp8Weight(of(*shape, dtype=E4M3), of(*stack, -(-n // 128), k // 128, dtype=F32))
+            return Mxfp4Weight(of(*shape[:-1], k // 2, dtype=U8), of(*shape[:-1], k // 32, dtype=U8))
+        return Fp8Weight(of(*shape, dtype=E4M3), of(*stack, -(-n // 128), k // 128, dtype=F32))
 
     def rows(count, k):
         return Fp8Rows(of(count, k, dtype=E4M3), of(count, k // 128, dtype=F32))

@@ -14,13 +14,13 @@ from kernels.grouped_ffn.fp8_kernel import fp8_grouped_ffn
 from kernels.grouped_ffn.kernel import grouped_ffn
 from kernels.linear import fp8_kernel
 from kernels.linear import kernel as nvfp4_kernel
-from kernels.linear.fp8_kernel import Fp8Weight, Mxfp4Weight
+from kernels.linear.fp8_product_kernel import StoredWeight
 from kernels.linear.kernel import Nvfp4Weight
 from kernels.nvfp4_quantise.kernel import quantise as quantise_nvfp4
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
 from kernels.rmsnorm_quantise_nvfp4.ref import Form, Rows
 
-Native = Nvfp4Weight | Fp8Weight | Mxfp4Weight
+Native = Nvfp4Weight | StoredWeight
 TYPES: dict[Form, type] = {"nvfp4": Nvfp4Rows, "fp8": Fp8Rows}
 
 

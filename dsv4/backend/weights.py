@@ -10,7 +10,7 @@ from dsv4.backend.paths import NoKernelError
 from dsv4.backend.products import Native
 from dsv4.model.config import ModelConfig
 from dsv4.model.weights import CompressorWeights, HyperWeights, LayerWeights, on_device
-from kernels.linear.fp8_kernel import Fp8Weight, Mxfp4Weight
+from kernels.linear.fp8_product_kernel import Fp8Weight, Mxfp4Weight
 from kernels.linear.kernel import Nvfp4Weight
 from kernels.linear.ref import Weight
 from kernels.linear.wide_kernel import bf16_linear, fp32_linear

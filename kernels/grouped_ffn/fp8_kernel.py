@@ -13,11 +13,11 @@ from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.fp8_quantise.ref import GROUP, Fp8Rows
 from kernels.grouped_ffn.group_kernel import Blocks, combine, group
-from kernels.linear.fp8_kernel import (
+from kernels.linear.fp8_product_kernel import (
     BATCH,
     DECODE,
-    Fp8Weight,
     Mxfp4Weight,
+    StoredWeight,
     Tile,
     check_weight,
     fp8_product,
@@ -90,7 +90,7 @@ def _grouped_fp8_product(
 
 
 def _product(
-    x: Fp8Rows, weight: Fp8Weight | Mxfp4Weight, blocks: Blocks, tile: Tile, out: Tensor, *, per_row: int
+    x: Fp8Rows, weight: StoredWeight, blocks: Blocks, tile: Tile, out: Tensor, *, per_row: int
 ) -> None:
     """``out[slot] = W[expert of slot] . x[slot // per_row]`` for all slots."""
     n = out.shape[1]
@@ -116,8 +116,8 @@ def fp8_grouped_ffn(
     x: Fp8Rows,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Fp8Weight | Mxfp4Weight,
-    down: Fp8Weight | Mxfp4Weight,
+    gate_up: StoredWeight,
+    down: StoredWeight,
     *,
     limit: float,
     stored: torch.dtype = torch.bfloat16,

@@ -1,7 +1,7 @@
 """Faults planted in the source of the linears' kernels: the op's tests see each."""
 
 from kernels._mutate import Faults, Seen, planted
-from kernels.linear import finish_kernel, fp8_kernel, kernel, nvfp4_kernel, wide_kernel
+from kernels.linear import finish_kernel, fp8_kernel, fp8_product_kernel, kernel, nvfp4_kernel, wide_kernel
 from kernels.linear import test_fp8_kernel as fp8_tests
 from kernels.linear import test_linear_kernel as tests
 from kernels.linear import test_nvfp4_kernel as nvfp4_tests
@@ -144,7 +144,7 @@ FAULTS = [
         },
     ),
     Faults(
-        fp8_kernel.fp8_product,
+        fp8_product_kernel.fp8_product,
         FP8,
         {
             "the row's scale left out": (
@@ -161,7 +161,7 @@ FAULTS = [
         },
     ),
     Faults(
-        fp8_kernel.fp8_product,
+        fp8_product_kernel.fp8_product,
         FP8_BYTES,
         {
             "the scale's byte read as a number": (
@@ -171,7 +171,7 @@ FAULTS = [
         },
     ),
     Faults(
-        fp8_kernel.fp8_product,
+        fp8_product_kernel.fp8_product,
         MXFP4,
         {
             "the scale of another group": ("+ pair // 16", "+ pair // 32"),

@@ -6,13 +6,8 @@ import torch
 from kernels._check import assert_bitwise, draw
 from kernels.formats import e2m1, fp8_block, mxfp4, ue8m0
 from kernels.fp8_quantise.ref import Fp8Rows, quantise
-from kernels.linear.fp8_kernel import (
-    Fp8Weight,
-    Mxfp4Weight,
-    fp8_grouped_linear,
-    fp8_linear,
-    fp8_stacked_linear,
-)
+from kernels.linear.fp8_kernel import fp8_grouped_linear, fp8_linear, fp8_stacked_linear
+from kernels.linear.fp8_product_kernel import Fp8Weight, Mxfp4Weight
 from kernels.linear.ref import Activation, Weight, plain_weight
 from kernels.linear.test_linear_kernel import bound, exact, is_close
 
