@@ -1,4 +1,7 @@
-"""The second half of a product whose K was split over programs: partial sums added in one order, then the store."""
+"""A product whose K is split over programs: into how many parts, and its second half.
+
+Partial sums are added in one order, then stored.
+"""
 
 import triton
 import triton.language as tl
@@ -8,6 +11,27 @@ from kernels.build_spec import Build, Sizes
 from kernels.overlap import OVERLAPPED, follow, overlap
 
 BLOCK = 256  # of 4 warps. o_b with one row and with 16, H200, 2026-12-01: 7.4 and 9.1 us; 512 7.6, 9.2; 1024 8.7, 10.8
+
+ENOUGH_PROGRAMS = 256  # of a launch: two a multiprocessor of an H200 or B200
+LEAST_COLUMNS = 256  # of a part
+
+
+def num_parts(
+    tiles: int, k: int, step: int, *, enough: int = ENOUGH_PROGRAMS, least: int = LEAST_COLUMNS
+) -> int:
+    """Parts that K is cut into at decode: from N and K alone, so that a row's bits do not depend on its batch.
+
+    Parameters
+    ----------
+    tiles : programs of a launch that is not cut.
+    k, step : columns, and those of a step, of which each part has a whole number.
+    enough : programs from which on nothing is cut.
+    least : columns of a part, or more.
+    """
+    parts = 1
+    while tiles * parts < enough and k % (2 * parts * step) == 0 and k // (2 * parts) >= least:
+        parts *= 2
+    return parts
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.fp8_quantise.ref import GROUP, Fp8Rows
-from kernels.linear.finish_kernel import finish
+from kernels.linear.finish_kernel import finish, num_parts
 from kernels.linear.fp8_product_kernel import (
     DECODE,
     Mxfp4Weight,
@@ -21,17 +21,6 @@ from kernels.linear.fp8_product_kernel import (
     operands,
     tile_for,
 )
-
-ENOUGH_PROGRAMS = 256  # two a multiprocessor
-LEAST_K = 256  # of one part
-
-
-def num_parts(tiles: int, k: int) -> int:
-    """Parts that K is cut into at decode: from N and K alone, so that a row's bits do not depend on its batch."""
-    parts = 1
-    while tiles * parts < ENOUGH_PROGRAMS and k % (2 * parts * GROUP) == 0 and k // (2 * parts) >= LEAST_K:
-        parts *= 2
-    return parts
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -174,7 +163,7 @@ def _grouped(
     if rows == 0 or n == 0:
         return out
     tile = tile_for(rows)
-    parts = num_parts(groups * triton.cdiv(n, DECODE.bn), k) if tile is DECODE else 1
+    parts = num_parts(groups * triton.cdiv(n, DECODE.bn), k, GROUP) if tile is DECODE else 1
     target = out if parts == 1 else torch.empty(parts, rows, groups * n, dtype=torch.float32, device=device)
     _fp8_linear[(groups * triton.cdiv(n, tile.bn), parts, triton.cdiv(rows, tile.bt))](
         x.codes,
@@ -211,7 +200,7 @@ def builds(sizes: Sizes) -> list[Build]:
 
 def _build(name: str, n: int, k: int, rows: int, *, four_bit: bool) -> Build:
     tile = tile_for(rows)
-    parts = num_parts(triton.cdiv(n, DECODE.bn), k) if tile is DECODE else 1
+    parts = num_parts(triton.cdiv(n, DECODE.bn), k, GROUP) if tile is DECODE else 1
     pointers = operands(four_bit) | {"out_ptr": "*bf16" if parts == 1 else "*fp32"}
     return Build(
         name=f"linear/{'mxfp4' if four_bit else 'fp8'}/{name}",

@@ -17,12 +17,12 @@ from torch import Tensor
 from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.linear import finish_kernel, fp8_kernel, hopper_kernel, wide_kernel
-from kernels.linear.finish_kernel import finish
+from kernels.linear.finish_kernel import finish, num_parts
 from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, operands, way
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
 
 ENOUGH_PROGRAMS = 512  # about four a multiprocessor of an H200 or B200
-LEAST_K = 512  # of one part: under it a program's start costs more than its loads
+LEAST_COLUMNS = 512  # of one part: under it a program's start costs more than its loads
 ONLY = {"ptx": ("sm_90a",), "native": ("sm_100a", "sm_103a", "sm_120a")}
 
 
@@ -57,12 +57,9 @@ def tile_for(num_rows: int, native: bool) -> Tile:
     return DECODE if num_rows <= 8 else SMALL_BATCH if num_rows <= 16 else BATCH
 
 
-def num_parts(tiles: int, k: int, bk: int) -> int:
-    """Parts that K is cut into: enough programs, each with whole steps of at least ``LEAST_K`` columns."""
-    parts = 1
-    while tiles * parts < ENOUGH_PROGRAMS and k % (2 * parts * bk) == 0 and k // (2 * parts) >= LEAST_K:
-        parts *= 2
-    return parts
+def parts_of(groups: int, n: int, k: int, bk: int) -> int:
+    """Parts that K is cut into at decode, of ``groups`` matrices (n, k) and steps of ``bk`` columns."""
+    return num_parts(groups * triton.cdiv(n, 64), k, bk, enough=ENOUGH_PROGRAMS, least=LEAST_COLUMNS)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -240,7 +237,7 @@ def _grouped(
         return out
     how = way(x.codes.device)
     tile = tile_for(rows, how == "native")
-    parts = num_parts(groups * triton.cdiv(n, 64), k, tile.bk) if rows <= 16 else 1
+    parts = parts_of(groups, n, k, tile.bk) if rows <= 16 else 1
     target = out if parts == 1 else torch.empty(parts, rows, wide, dtype=torch.float32, device=x.codes.device)
     words = codes_for(x.codes, "codes", how)
     if _for_hopper(rows, n, k, parts, x, weight):
@@ -297,7 +294,7 @@ def builds(sizes: Sizes) -> list[Build]:
     ]
     found = []
     for name, groups, n, k, rows in shapes:
-        parts = num_parts(groups * triton.cdiv(n, 64), k, DECODE.bk)
+        parts = parts_of(groups, n, k, DECODE.bk)
         if rows <= hopper_kernel.MOST_ROWS and hopper_kernel.fits(n, k // parts, hopper_kernel.MOST_ROWS):
             found.append(hopper_kernel.build(f"{name}/T={rows}/{sizes.name}", k, rows, parts, k))
         found += [
@@ -308,7 +305,7 @@ def builds(sizes: Sizes) -> list[Build]:
 
 def _build(name: str, groups: int, n: int, k: int, rows: int, how: str) -> Build:
     tile = tile_for(rows, how == "native")
-    parts = num_parts(groups * triton.cdiv(n, 64), k, tile.bk) if rows <= 16 else 1
+    parts = parts_of(groups, n, k, tile.bk) if rows <= 16 else 1
     return product_build(
         f"linear/nvfp4_{how}/{name}",
         _nvfp4_linear,

@@ -17,8 +17,8 @@ from kernels.linear import kernel as nvfp4_module
 from kernels.linear.kernel import (
     Nvfp4Weight,
     grouped_linear,
-    num_parts,
     nvfp4_linear,
+    parts_of,
     stacked_linear,
     tile_for,
 )
@@ -96,7 +96,7 @@ def is_close(got, want, slack):
 def test_nvfp4_linear_is_the_exact_sum_within_the_bound(accelerator, T, N, K, dtype):
     if K == 2048 and T in (8, 127):
         pytest.skip("as T = 3 and 17 with tiles of more rows; K = 272 has them")
-    assert num_parts(math.ceil(N / 64), K, tile_for(1, False).bk) == (4 if K == 2048 else 1)
+    assert parts_of(1, N, K, tile_for(1, False).bk) == (4 if K == 2048 else 1)
     rows, x = rows_of(T, K, device=accelerator)
     packed, weight = weight_of(N, K, device=accelerator)
     got = nvfp4_linear(rows, packed, dtype=dtype)

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
-from kernels.linear.finish_kernel import finish, sqrt_softplus
+from kernels.linear.finish_kernel import finish, num_parts, sqrt_softplus
 
-ENOUGH_PROGRAMS = 256  # two a multiprocessor: a tile in flight is 16 KB or more here
 BF16, FP32 = "bf16", "fp32"
 # activation rows up to -> (weight rows, activation rows, columns, warps, stages). Tensor cores of Hopper take 64
 # weight rows of 4 warps; FP32 sums are FMAs, one column a thread and step, in the same order for any tile.
@@ -24,15 +23,10 @@ def tile_for(kind: str, num_rows: int) -> tuple[int, int, int, int, int]:
     return next(tile for most, tile in TILES[kind] if num_rows <= most)
 
 
-def num_parts(kind: str, n: int, k: int) -> int:
-    """Parts that K is cut into at decode: from (n, k) alone, so that a row's bits do not depend on its batch."""
+def parts_of(kind: str, n: int, k: int) -> int:
+    """Parts that K is cut into at decode; a tile in flight is 16 KB or more here, so two programs do for each SM."""
     bn, _, bk, _, _ = TILES[kind][0][1]
-    parts = 1
-    while (
-        triton.cdiv(n, bn) * parts < ENOUGH_PROGRAMS and k % (2 * parts * bk) == 0 and k // (2 * parts) >= 256
-    ):
-        parts *= 2
-    return parts
+    return num_parts(triton.cdiv(n, bn), k, bk)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -82,7 +76,7 @@ def _launch(kind: str, x: Tensor, weight: Tensor, out: Tensor, *, scores: bool =
     if rows == 0 or n == 0:
         return out
     bn, bt, bk, warps, stages = tile_for(kind, rows)
-    parts = num_parts(kind, n, k) if rows <= TILES[kind][0][0] else 1
+    parts = parts_of(kind, n, k) if rows <= TILES[kind][0][0] else 1
     target = out if parts == 1 else torch.empty(parts, rows, n, dtype=torch.float32, device=x.device)
     _wide_linear[(triton.cdiv(n, bn), parts, triton.cdiv(rows, bt))](
         x,
@@ -187,7 +181,7 @@ def builds(sizes: Sizes) -> list[Build]:
 
 def _build(name: str, kind: str, n: int, k: int, rows: int) -> Build:
     bn, bt, bk, warps, stages = tile_for(kind, rows)
-    parts = num_parts(kind, n, k) if rows <= 16 else 1
+    parts = parts_of(kind, n, k) if rows <= 16 else 1
     element = {BF16: "*bf16", FP32: "*fp32"}[kind]
     store = "*bf16" if parts == 1 and kind != FP32 else "*fp32"
     pointers = {"x_ptr": element, "w_ptr": element, "out_ptr": store}
