@@ -52,7 +52,6 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "index_head_dim": (128,),
 }
 STORED = ("nvfp4", "fp8", "mxfp4")
-SQUARE = 128  # rows and columns of an FP8 matrix under one scale
 NARROW = ("q_a", "q_b", "kv", "o_a", "o_b")
 NARROW += ("experts_gate_up", "experts_down", "shared_gate", "shared_up", "shared_down")
 
@@ -96,6 +95,8 @@ def check_stored(layer: int, weights: Any, config: ModelConfig) -> None:
     NoKernelError
         Names layer, matrix and format.
     """
+    from kernels.formats.fp8_block import GROUP  # needs torch, which the rules that check a plan do without
+
     for name in NARROW:
         weight = getattr(weights, name)
         if weight.format not in STORED or not weight.stored:
@@ -110,8 +111,8 @@ def check_stored(layer: int, weights: Any, config: ModelConfig) -> None:
             f"no kernel for layer {layer}, experts_gate_up stored as {first.format} and experts_down as"
             f" {second.format}: one reads {first.reads}, the other {second.reads}; set `backend: ref`"
         )
-    if weights.o_a.format == "fp8" and config.o_lora_rank % SQUARE:
+    if weights.o_a.format == "fp8" and config.o_lora_rank % GROUP:
         raise NoKernelError(
             f"no kernel for layer {layer}, o_a stored as fp8 with o_lora_rank = {config.o_lora_rank}:"
-            f" expected a multiple of {SQUARE}, so that no scale belongs to two groups; set `backend: ref`"
+            f" expected a multiple of {GROUP}, so that no scale belongs to two groups; set `backend: ref`"
         )

@@ -16,10 +16,9 @@ from dsv4.model.config import ModelConfig
 from dsv4.model.weights import LayerWeights
 from dsv4.plan import Plan
 from dsv4.taps import layer_taps
-from kernels.formats import bf16
+from kernels.formats import bf16, fp8_block
 from kernels.linear.ref import Weight
 
-FP8_BLOCK = 128  # columns under one scale of an FP8 activation
 Env = Mapping[str, Any]
 Written = dict[str, Any]
 
@@ -90,10 +89,10 @@ class LayerBase:
     def _summed(self, product: Tensor, terms: int, weight: Weight) -> Tensor:
         """A product (..., N) FP64 of ``terms`` columns with ``weight`` as its accumulator would hold it: FP32.
 
-        An FP8 matrix meets FP8 rows, block by block of :data:`FP8_BLOCK` columns, each scaled and added in FP32.
+        An FP8 matrix meets FP8 rows, block by block of 128 columns, each scaled and added in FP32.
         """
         if weight.format == "fp8" and self.sums != FP32:
-            return self.dither(product, FP8_BLOCK // self.sums.products, self.sums.fp8).float()
+            return self.dither(product, fp8_block.GROUP // self.sums.products, self.sums.fp8).float()
         return self._single(product, terms)
 
     def _angles(self, positions: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def quantised_input(x: Tensor, weight_format: str, norm_quant: str = "fused") ->
     if way == "bf16":
         return Stored(bf16.round(x).double())
     if way == "fp8":
-        return Stored(fp8_block.round(x, 128).double())
+        return Stored(fp8_block.round(x, fp8_block.GROUP).double())
     if way == "fp32":
         return Stored(x.double())
     gsa = nvfp4.row_gsa(x)

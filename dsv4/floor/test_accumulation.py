@@ -5,12 +5,11 @@ import torch
 
 from dsv4.floor.accumulation import FP32, HOPPER_FP8_UNIT, accumulation_of
 from dsv4.floor.dither import Dither
-from dsv4.floor.layer import FP8_BLOCK
 from dsv4.floor.model import FloorModel
 from dsv4.floor.stages import FloorLayer
 from dsv4.model.random_model import random_weights, small_config
 from dsv4.plan import Plan
-from kernels.formats import e4m3
+from kernels.formats import e4m3, fp8_block
 
 BITS = 14  # kept of the largest addend
 STEP = 32  # products a step
@@ -57,7 +56,7 @@ def test_a_draw_is_as_far_as_simulated_blocks_that_are_added_in_fp32(blocks):
     simulated = sum(hopper_sum(products[:, block]) for block in range(blocks)) - products.sum((1, 2))
     sums = accumulation_of("kernel", (9, 0))
     exact = products.sum((1, 2))
-    drawn = Dither(1)(exact[None], FP8_BLOCK // sums.products, sums.fp8)[0] - exact
+    drawn = Dither(1)(exact[None], fp8_block.GROUP // sums.products, sums.fp8)[0] - exact
     ratio = float(drawn.square().mean().sqrt() / simulated.square().mean().sqrt())
     assert 1 / 1.5 < ratio < 1.5
 

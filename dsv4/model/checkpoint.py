@@ -22,9 +22,6 @@ from dsv4.model.weights import (
 from kernels.formats import e2m1, fp8_block, mxfp4, nvfp4, ue8m0
 from kernels.linear.ref import GROUPS, READS, ActivationFormat, Weight, WeightFormat, plain_weight
 
-BLOCK = 16  # values a scale in NVFP4
-MX_BLOCK = 32  # values a scale in MXFP4
-SQUARE = 128  # rows and columns a scale in an FP8 weight
 FORMATS: dict[torch.dtype, WeightFormat] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 PACKED: dict[torch.dtype, WeightFormat] = {  # matrices that are stored as codes, told by their dtype
     torch.uint8: "nvfp4",
@@ -137,7 +134,7 @@ class Tensors:
         self._stored_as(f"{name}_scale", scales, (torch.float8_e4m3fn,))
         self._stored_as(f"{name}_scale_2", scale_2, tuple(FORMATS))
         self._expect(name, packed, (*shape[:-1], shape[-1] // 2))
-        self._expect(f"{name}_scale", scales, (*shape[:-1], shape[-1] // BLOCK))
+        self._expect(f"{name}_scale", scales, (*shape[:-1], shape[-1] // nvfp4.GROUP))
         self._expect(f"{name}_scale_2", scale_2, shape[:-2])
         self._finite(f"{name}_scale", scales.float())
         self._finite(f"{name}_scale_2", scale_2)
@@ -153,8 +150,8 @@ class Tensors:
     def _mxfp4(self, name: str) -> Weight:
         shape, packed = self.shapes[name], self._take(name)
         self._expect(name, packed, (*shape[:-1], shape[-1] // 2))
-        scale = self._scale_inv(name, (*shape[:-1], shape[-1] // MX_BLOCK), dtypes=(torch.float8_e8m0fnu,))
-        values = mxfp4.dequantise(e2m1.unpack(packed.view(torch.uint8)), scale, MX_BLOCK)
+        scale = self._scale_inv(name, (*shape[:-1], shape[-1] // mxfp4.GROUP), dtypes=(torch.float8_e8m0fnu,))
+        values = mxfp4.dequantise(e2m1.unpack(packed.view(torch.uint8)), scale)
         self._finite(name, values)
         stored = packed.view(torch.uint8), ue8m0.encode(scale)
         return replace(plain_weight(values, "mxfp4"), stored=stored)
@@ -164,10 +161,10 @@ class Tensors:
         self._expect(name, codes, shape)
         scale = self._scale_inv(
             name,
-            (*shape[:-2], *(-(-size // SQUARE) for size in shape[-2:])),
+            (*shape[:-2], *(-(-size // fp8_block.GROUP) for size in shape[-2:])),
             dtypes=(torch.float8_e8m0fnu, *FORMATS),
         )
-        values = fp8_block.dequantise_weight(codes.view(torch.uint8), scale, SQUARE)
+        values = fp8_block.dequantise_weight(codes.view(torch.uint8), scale)
         self._finite(name, values)
         return replace(plain_weight(values, "fp8"), stored=(codes, scale))
 

@@ -23,6 +23,7 @@ from kernels.formats import e4m3, ue8m0
 from kernels.formats._args import abs_max, scale_groups, split_groups, to_float32
 
 AMAX_FLOOR = 1e-4
+GROUP = 128  # of a linear layer: values of a row, and rows and columns of a weight, under one scale
 
 
 def quantise(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -33,7 +34,7 @@ def quantise(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     x : (..., D) floating
         float64 is rounded to float32 first.
     group : int
-        Values per scale along D: 64 for KV, 128 for activations.
+        Values per scale along D: 64 for KV, :data:`GROUP` for activations.
 
     Returns
     -------
@@ -93,7 +94,7 @@ def round(x: Tensor, group: int) -> Tensor:
     return dequantise(codes, scale, group)
 
 
-def quantise_weight(w: Tensor, block: int = 128) -> tuple[Tensor, Tensor]:
+def quantise_weight(w: Tensor, block: int = GROUP) -> tuple[Tensor, Tensor]:
     """Store each ``block`` x ``block`` square of a weight as E4M3 with one power-of-two scale.
 
     Squares at the lower and right edges may be smaller.
@@ -125,7 +126,7 @@ def quantise_weight(w: Tensor, block: int = 128) -> tuple[Tensor, Tensor]:
     return e4m3.encode(wide / _spread(scale, rows, cols, block)), scale
 
 
-def dequantise_weight(codes: Tensor, scale: Tensor, block: int = 128) -> Tensor:
+def dequantise_weight(codes: Tensor, scale: Tensor, block: int = GROUP) -> Tensor:
     """Values of a weight's codes and scales, exact in float32 while in its range.
 
     Parameters

@@ -19,9 +19,10 @@ from kernels.formats import e2m1, ue8m0
 from kernels.formats._args import abs_max, scale_groups, split_groups, to_float32
 
 AMAX_FLOOR = 6 * 2.0**-126
+GROUP = 32
 
 
-def quantise(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
+def quantise(x: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
     """Store each run of ``group`` values as E2M1 with one power-of-two scale.
 
     Parameters
@@ -47,7 +48,7 @@ def quantise(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
     return e2m1.encode(groups / scale[..., None]).flatten(-2), scale
 
 
-def dequantise(codes: Tensor, scale: Tensor, group: int = 32) -> Tensor:
+def dequantise(codes: Tensor, scale: Tensor, group: int = GROUP) -> Tensor:
     """Values of unpacked codes and scales, exact in float32 while in its range.
 
     Parameters
@@ -68,7 +69,7 @@ def dequantise(codes: Tensor, scale: Tensor, group: int = 32) -> Tensor:
     return scale_groups(e2m1.decode(codes), scale, group)
 
 
-def round(x: Tensor, group: int = 32) -> Tensor:
+def round(x: Tensor, group: int = GROUP) -> Tensor:
     """Round to what the format can hold: :func:`quantise`, then :func:`dequantise`. Idempotent.
 
     Parameters

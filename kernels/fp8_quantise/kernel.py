@@ -8,7 +8,8 @@ from torch import Tensor
 from kernels.arguments import FLOATS, check
 from kernels.build_spec import Build, Sizes
 from kernels.formats import device as fmt
-from kernels.fp8_quantise.ref import GROUP, Fp8Rows
+from kernels.formats.fp8_block import GROUP
+from kernels.fp8_quantise.ref import Fp8Rows
 from kernels.overlap import OVERLAPPED, follow, overlap
 from kernels.rmsnorm.row_kernel import columns, group_max, load_row, paired
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from kernels.formats import fp8_block
 
-GROUP = 128  # values a scale
-
 
 class Fp8Rows(NamedTuple):
     """Codes (T, D) float8_e4m3fn; scales (T, D / 128) FP32, powers of two."""
@@ -18,7 +16,7 @@ class Fp8Rows(NamedTuple):
 
     def values(self) -> Tensor:
         """What the bytes stand for: (T, D) FP32."""
-        return fp8_block.dequantise(self.codes.view(torch.uint8), self.scales, GROUP)
+        return fp8_block.dequantise(self.codes.view(torch.uint8), self.scales, fp8_block.GROUP)
 
 
 def quantise(x: Tensor) -> Fp8Rows:
@@ -33,5 +31,5 @@ def quantise(x: Tensor) -> Fp8Rows:
     -------
     Fp8Rows of (T, D), (T, D / 128)
     """
-    codes, scales = fp8_block.quantise(x, GROUP)
+    codes, scales = fp8_block.quantise(x, fp8_block.GROUP)
     return Fp8Rows(codes.view(torch.float8_e4m3fn), scales)

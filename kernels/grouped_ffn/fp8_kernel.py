@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
-from kernels.fp8_quantise.ref import GROUP, Fp8Rows
+from kernels.formats.fp8_block import GROUP
+from kernels.fp8_quantise.ref import Fp8Rows
 from kernels.grouped_ffn.group_kernel import Blocks, combine, group
 from kernels.linear.fp8_product_kernel import (
     BATCH,

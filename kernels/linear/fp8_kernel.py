@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
-from kernels.fp8_quantise.ref import GROUP, Fp8Rows
+from kernels.formats.fp8_block import GROUP
+from kernels.fp8_quantise.ref import Fp8Rows
 from kernels.linear.finish_kernel import finish, num_parts
 from kernels.linear.fp8_product_kernel import (
     DECODE,

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from kernels.arguments import check
 from kernels.formats import device as fmt
-from kernels.fp8_quantise.ref import GROUP
+from kernels.formats.fp8_block import GROUP
 
-SQUARE = tl.constexpr(GROUP)  # rows and columns of a weight under one scale, and columns of a step
+SQUARE = tl.constexpr(GROUP)  # and columns of a step
 
 
 class Fp8Weight(NamedTuple):

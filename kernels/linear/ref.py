@@ -28,7 +28,7 @@ READS: dict[WeightFormat, ActivationFormat] = {
 }
 GROUPS: dict[ActivationFormat, int] = {
     "nvfp4": nvfp4.GROUP,
-    "fp8": 128,
+    "fp8": fp8_block.GROUP,
     "bf16": 1,
     "fp32": 1,
 }  # values a scale
