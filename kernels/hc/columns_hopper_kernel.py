@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hc.hopper_kernel import multiply, row_squares, store_terms
+from kernels.hc.hopper_kernel import multiply, row_squares, store_sums, store_terms
 
 
 @gluon.jit
@@ -59,6 +59,60 @@ def _cut_weights(fn_ptr, terms, first, K, OUTPUTS: gl.constexpr, STEPS: gl.const
         store_terms(loaded[step], terms, step)
     fence_async_shared()
     gl.thread_barrier()
+
+
+@gluon.jit
+def _segment(
+    staged,
+    full,
+    terms,
+    segment,
+    stage,
+    phase,
+    zeros,
+    no_squares,
+    operand: gl.constexpr,
+    SEGMENT: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Products and squares of a segment with its streams in registers, and the stage and phase after it."""
+    part = warpgroup_mma_init(zeros)
+    square = no_squares
+    held = ()  # streams that the tensor cores still read
+    for step in gl.static_range(SEGMENT):
+        mbarrier.wait(full.index(stage), phase)
+        x = staged.index(stage).load(operand)
+        part = multiply(x, terms, segment * SEGMENT + step, part)
+        square += row_squares(x)
+        held = held + (x,)  # noqa: RUF005
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase = phase ^ 1
+    found = warpgroup_mma_wait(0, deps=(part,) + held)  # noqa: RUF005
+    return found[0], square, stage, phase
+
+
+@gluon.jit
+def _refill(
+    streams,
+    staged,
+    full,
+    done,
+    steps,
+    first_row,
+    first,
+    SEGMENT: gl.constexpr,
+    STEPS: gl.constexpr,
+    BLOCK_T: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Copy the streams of STAGES steps ahead of a segment that began at step ``done``, which all warps have read."""
+    if done + STAGES < steps:
+        gl.thread_barrier()
+        for step in gl.static_range(SEGMENT):
+            if done + step + STAGES < steps:
+                _fill(streams, staged, full, done + step + STAGES, first_row, first, STEPS, BLOCK_T, STAGES)
 
 
 @gluon.jit
@@ -104,7 +158,6 @@ def partial_columns_kernel(
     zeros = gl.zeros([BLOCK_T, 32], gl.float32, accumulator)
     no_squares = gl.zeros([BLOCK_T], gl.float32, gl.SliceLayout(1, operand))
     part_ptr += gl.program_id(1).to(gl.int64) * num_rows * 32
-    column = gl.arange(0, 32, gl.SliceLayout(0, accumulator))
     stage = 0
     phase = 0
     done = 0
@@ -112,40 +165,11 @@ def partial_columns_kernel(
         total = zeros
         total_square = no_squares
         for segment in range(SEGMENTS):
-            part = warpgroup_mma_init(zeros)
-            square = no_squares
-            held = ()  # streams that the tensor cores still read
-            for step in gl.static_range(SEGMENT):
-                mbarrier.wait(full.index(stage), phase)
-                x = staged.index(stage).load(operand)
-                part = multiply(x, terms, segment * SEGMENT + step, part)
-                square += row_squares(x)
-                held = held + (x,)  # noqa: RUF005
-                stage += 1
-                if stage == STAGES:
-                    stage = 0
-                    phase = phase ^ 1
-            found = warpgroup_mma_wait(0, deps=(part,) + held)  # noqa: RUF005
-            total += found[0]
+            part, square, stage, phase = _segment(
+                staged, full, terms, segment, stage, phase, zeros, no_squares, operand, SEGMENT, STAGES
+            )
+            total += part
             total_square += square
-            if done + STAGES < steps:
-                gl.thread_barrier()
-                for step in gl.static_range(SEGMENT):
-                    if done + step + STAGES < steps:
-                        _fill(
-                            streams,
-                            staged,
-                            full,
-                            done + step + STAGES,
-                            first_row,
-                            first,
-                            STEPS,
-                            BLOCK_T,
-                            STAGES,
-                        )
+            _refill(streams, staged, full, done, steps, first_row, first, SEGMENT, STEPS, BLOCK_T, STAGES)
             done += SEGMENT
-        row = first_row + tile * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, accumulator))
-        place = row.to(gl.int64)[:, None] * 32 + column[None, :]
-        gl.store(part_ptr + place, total, (row < num_rows)[:, None] & (column < OUTPUTS)[None, :])
-        row = first_row + tile * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, operand))
-        gl.store(part_ptr + row.to(gl.int64) * 32 + 24, total_square, row < num_rows)
+        store_sums(part_ptr, total, total_square, first_row + tile * BLOCK_T, num_rows, operand, OUTPUTS)

@@ -166,6 +166,19 @@ def _chains(
 
 
 @gluon.jit
+def store_sums(part_ptr, total, square, first_row, num_rows, operand: gl.constexpr, OUTPUTS: gl.constexpr):
+    """Store products [BLOCK_T, 32] and squares [BLOCK_T] of the rows from ``first_row`` on: part [T, 32]."""
+    rows: gl.constexpr = total.shape[0]
+    accumulator: gl.constexpr = operand.parent
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, accumulator))
+    column = gl.arange(0, 32, gl.SliceLayout(0, accumulator))
+    place = row.to(gl.int64)[:, None] * 32 + column[None, :]
+    gl.store(part_ptr + place, total, (row < num_rows)[:, None] & (column < OUTPUTS)[None, :])
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(1, operand))
+    gl.store(part_ptr + row.to(gl.int64) * 32 + 24, square, row < num_rows)
+
+
+@gluon.jit
 def partial_hopper_kernel(
     streams,
     fn,
@@ -217,12 +230,7 @@ def partial_hopper_kernel(
         )
 
     part_ptr += gl.program_id(1).to(gl.int64) * num_rows * 32
-    row = row + gl.arange(0, BLOCK_T, gl.SliceLayout(1, accumulator))
-    column = gl.arange(0, 32, gl.SliceLayout(0, accumulator))
-    place = row.to(gl.int64)[:, None] * 32 + column[None, :]
-    gl.store(part_ptr + place, total, (row < num_rows)[:, None] & (column < OUTPUTS)[None, :])
-    row = gl.program_id(0) * BLOCK_T + gl.arange(0, BLOCK_T, gl.SliceLayout(1, operand))
-    gl.store(part_ptr + row.to(gl.int64) * 32 + 24, square, row < num_rows)
+    store_sums(part_ptr, total, square, row, num_rows, operand, OUTPUTS)
 
 
 def why_not(streams: Tensor, fn: Tensor) -> str | None:

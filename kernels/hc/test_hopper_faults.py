@@ -17,6 +17,12 @@ FAULTS = [
                 "gl.program_id(1) * steps * 64",
                 "gl.program_id(1) // 2 * steps * 64",
             ),
+        },
+    ),
+    Faults(
+        hopper_kernel.store_sums,
+        ORDER,
+        {
             "a gain of 1.001": (
                 "gl.store(part_ptr + place, total,",
                 "gl.store(part_ptr + place, total * 1.001,",
@@ -52,7 +58,7 @@ FAULTS = [
                 "first = gl.program_id(1) * (STEPS * 64)",
                 "first = gl.program_id(1) // 2 * (STEPS * 64)",
             ),
-            "a segment for the chain": ("total += found[0]", "total = found[0]"),
+            "a segment for the chain": ("total += part", "total = part"),
             "squares of a segment alone": ("total_square += square", "total_square = square"),
         },
     ),
