@@ -13,7 +13,7 @@ from kernels.arguments import FLOATS, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats.fp8_block import GROUP
 from kernels.fp8_quantise.ref import Fp8Rows
-from kernels.grouped_ffn.group_kernel import Blocks, combine, group
+from kernels.grouped_ffn.group_kernel import Blocks, combine, group, own_slots, store_slots
 from kernels.linear.fp8_product_kernel import (
     BATCH,
     DECODE,
@@ -58,13 +58,7 @@ def _grouped_fp8_product(
     expert = tl.load(expert_ptr + block).to(tl.int64)
     if expert < 0:
         return
-    place = tl.arange(0, BT)
-    if SORTED:
-        held = place < tl.load(count_ptr + block)
-        slot = tl.load(slots_ptr + tl.load(first_ptr + block) + place, mask=held, other=0)
-    else:  # one token: block b is slot b, and expert_ptr holds the ids themselves
-        held = place < 1
-        slot = tl.where(held, block, 0)
+    slot, held = own_slots(slots_ptr, first_ptr, count_ptr, block, SORTED, BT)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     acc = fp8_product(
         x_ptr,
@@ -86,8 +80,7 @@ def _grouped_fp8_product(
         STAGES,
         FOUR_BIT,
     )
-    at = slot[None, :].to(tl.int64) * N + n[:, None]
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & held[None, :])
+    store_slots(out_ptr, acc, slot, held, n, N)
 
 
 def _product(

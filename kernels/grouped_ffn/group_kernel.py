@@ -38,6 +38,26 @@ class Blocks(NamedTuple):
     count: Tensor
 
 
+@triton.jit
+def own_slots(slots_ptr, first_ptr, count_ptr, block, SORTED: tl.constexpr, BT: tl.constexpr):
+    """Slots [BT] of a block, 0 where it has fewer, and which of them it has."""
+    place = tl.arange(0, BT)
+    if SORTED:
+        held = place < tl.load(count_ptr + block)
+        slot = tl.load(slots_ptr + tl.load(first_ptr + block) + place, mask=held, other=0)
+    else:  # one token: block b is slot b, and its experts are the ids themselves
+        held = place < 1
+        slot = tl.where(held, block, 0)
+    return slot, held
+
+
+@triton.jit
+def store_slots(out_ptr, acc, slot, held, n, N):
+    """Store columns ``n`` of a block's products, FP32 [BN, BT], in the rows of its slots, each of N values."""
+    at = slot[None, :].to(tl.int64) * N + n[:, None]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & held[None, :])
+
+
 def max_blocks(num_slots: int, num_experts: int, bt: int) -> int:
     """Most blocks that any choice of experts can need, to a multiple of 4."""
     active = min(num_slots, num_experts)

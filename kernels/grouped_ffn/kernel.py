@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels.arguments import FLOATS, Wanted, check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.grouped_ffn import fp8_kernel, group_kernel, hopper_down_kernel, hopper_kernel
-from kernels.grouped_ffn.group_kernel import Blocks, combine, group
+from kernels.grouped_ffn.group_kernel import Blocks, combine, group, own_slots, store_slots
 from kernels.linear.hopper_kernel import addressable, fits, here
 from kernels.linear.kernel import (
     BATCH,
@@ -74,13 +74,7 @@ def _grouped_product(
     expert = tl.load(expert_ptr + block).to(tl.int32)
     if expert < 0:
         return
-    place = tl.arange(0, BT)
-    if SORTED:
-        held = place < tl.load(count_ptr + block)
-        slot = tl.load(slots_ptr + tl.load(first_ptr + block) + place, mask=held, other=0)
-    else:  # one token: block b is slot b, and expert_ptr holds the ids themselves
-        held = place < 1
-        slot = tl.where(held, block, 0)
+    slot, held = own_slots(slots_ptr, first_ptr, count_ptr, block, SORTED, BT)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     w_row = expert.to(tl.int64) * N + tl.where(n < N, n, 0)
     x_row = (slot // SLOTS_PER_ROW).to(tl.int64)
@@ -104,8 +98,7 @@ def _grouped_product(
         WAY,
     )
     acc = acc * tl.load(gsa_ptr + x_row)[None, :] * tl.load(scale_2_ptr + expert)
-    at = slot[None, :].to(tl.int64) * N + n[:, None]
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & held[None, :])
+    store_slots(out_ptr, acc, slot, held, n, N)
 
 
 def _product(

@@ -66,15 +66,33 @@ FAULTS = [
             "the first expert's scale_2": ("scale_2_ptr + expert", "scale_2_ptr"),
             "gsa left out": ("acc * tl.load(gsa_ptr + x_row)[None, :] *", "acc *"),
             "another token": ("(slot // SLOTS_PER_ROW)", "(slot // SLOTS_PER_ROW // 2)"),
-            "the last slot of a block left out": (
-                "place < tl.load(count_ptr + block)",
-                "place < tl.load(count_ptr + block) - 1",
-            ),
-            "the last column left out": ("mask=(n < N)", "mask=(n < N - 1)"),
         },
     ),
+    *(
+        Faults(
+            group_kernel.own_slots,
+            by,
+            {
+                "the last slot of a block left out": (
+                    "place < tl.load(count_ptr + block)",
+                    "place < tl.load(count_ptr + block) - 1",
+                )
+            },
+        )
+        for by in (FFN, FP8)
+    ),
     Faults(
-        kernel._grouped_product,
+        group_kernel.store_slots,
+        FFN,
+        {"the last column left out": ("mask=(n < N)", "mask=(n < N - 1)")},
+    ),
+    Faults(
+        group_kernel.store_slots,
+        FP8,
+        {"two slots swapped": ("slot[None, :].to(tl.int64) * N", "(slot ^ 1)[None, :].to(tl.int64) * N")},
+    ),
+    Faults(
+        group_kernel.own_slots,
         ALONE,
         {"one slot of all": ("slot = tl.where(held, block, 0)", "slot = tl.where(held, 0 * block, 0)")},
     ),
@@ -91,14 +109,7 @@ FAULTS = [
     Faults(
         fp8_kernel._grouped_fp8_product,
         FP8,
-        {
-            "the first token for all": ("slot // SLOTS_PER_ROW", "slot * 0"),
-            "the last slot of a block left out": (
-                "place < tl.load(count_ptr + block)",
-                "place < tl.load(count_ptr + block) - 1",
-            ),
-            "two slots swapped": ("slot[None, :].to(tl.int64) * N", "(slot ^ 1)[None, :].to(tl.int64) * N"),
-        },
+        {"the first token for all": ("slot // SLOTS_PER_ROW", "slot * 0")},
     ),
 ]
 test_faults_in_the_source_are_seen = planted(FAULTS)
