@@ -28,6 +28,7 @@ ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
 KERNEL_ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
     "kernels/gather_dequantise/kernel.py": {"kv_read": ("gather_bf16",)},
     "kernels/gather_dequantise/nvfp4_kernel.py": {"kv_format": ("nvfp4",)},
+    "kernels/gather_dequantise/row_kernel.py": {"kv_read": ("gather_bf16",)},
     "kernels/kv_norm_rope_store/kernel.py": {"kv_norm": ("fused",)},
     "kernels/kv_store/nvfp4_kernel.py": {"kv_format": ("nvfp4",)},
     "kernels/mhc_rmsnorm_quantise_nvfp4/kernel.py": {"mhc_quant": ("fused",)},

@@ -11,7 +11,7 @@ from kernels.formats.kv_record import RecordLayout
 from kernels.formats.nvfp4_record import Nvfp4Layout
 from kernels.fp8_quantise.kernel import quantise as quantise_fp8
 from kernels.fp8_quantise.ref import Fp8Rows
-from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
+from kernels.gather_dequantise.kernel import gather_dequantise
 from kernels.grouped_ffn.fp8_kernel import fp8_grouped_ffn
 from kernels.grouped_ffn.kernel import dense_ffn, grouped_ffn
 from kernels.hc import kernel as hc
@@ -118,8 +118,9 @@ CALLS = {
         {"pages": PAGES, "idx": of(I32, T, 9), "nope": 192, "out": of(BF16, T, 9, 256), **TABLE},
     ),
     "gather_dequantise_nvfp4": (
-        gather_dequantise_nvfp4,
-        {"pages": PAGES_NVFP4, "idx": of(I32, T, 9), "nope": 192, "out": of(BF16, T, 9, 256), **TABLE},
+        gather_dequantise,
+        {"pages": PAGES_NVFP4, "idx": of(I32, T, 9), "nope": 192, "out": of(BF16, T, 9, 256), **TABLE}
+        | {"kv_format": "nvfp4"},
     ),
     "grouped_ffn": (grouped_ffn, {**FFN, **CHOSEN, "limit": 7.0, "out": of(BF16, T, D)}),
     "fp8_grouped_ffn": (

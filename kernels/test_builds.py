@@ -187,12 +187,12 @@ def test_scores_are_built_with_hidden_entries_filled_and_left(sizes, arch, fill,
 
 
 @pytest.mark.parametrize("sizes", [FLASH, PRO], ids=lambda sizes: sizes.name)
-@pytest.mark.parametrize("nvfp4", [False, True], ids=["584", "nvfp4"])
-def test_the_gather_is_built(sizes, nvfp4):
-    nope, layout = sizes.head_dim - 64, Nvfp4Layout if nvfp4 else RecordLayout
-    op = gather.gather_dequantise_nvfp4 if nvfp4 else gather.gather_dequantise
+@pytest.mark.parametrize("kv_format", ["fp8", "nvfp4"])
+def test_the_gather_is_built(sizes, kv_format):
+    nope, layout = sizes.head_dim - 64, gather.LAYOUTS[kv_format]
     with not_launched() as launched:
-        op(of(9, layout(nope).page_bytes(PAGE), dtype=U8), of(4, 640, dtype=I32), nope=nope)
+        pages = of(9, layout(nope).page_bytes(PAGE), dtype=U8)
+        gather.gather_dequantise(pages, of(4, 640, dtype=I32), nope=nope, kv_format=kv_format)
     for arch in ARCHITECTURES:
         assert_built(launched, gather.builds(sizes), arch)
 

@@ -11,7 +11,7 @@ from kernels._check import assert_bitwise, assert_differs
 from kernels.formats import aligned_record
 from kernels.formats.kv_record import RecordLayout
 from kernels.formats.nvfp4_record import Nvfp4Layout
-from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
+from kernels.gather_dequantise.kernel import gather_dequantise
 from kernels.index_key.kernel import ENTRY_BYTES, store_index_keys
 from kernels.index_logits.kernel import paged_index_logits, paged_index_logits_fp4
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
@@ -107,13 +107,11 @@ def lists(far: int, table: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
 @pytest.mark.parametrize("table", [False, True], ids=["slots", "table"])
-@pytest.mark.parametrize("layout", [LAYOUT, NVFP4], ids=["584", "nvfp4"])
-def test_the_gather(pool, table, layout):
-    gather = gather_dequantise_nvfp4 if layout is NVFP4 else gather_dequantise
-
+@pytest.mark.parametrize(("kv_format", "layout"), [("fp8", LAYOUT), ("nvfp4", NVFP4)], ids=["584", "nvfp4"])
+def test_the_gather(pool, table, kv_format, layout):
     def op(pages, far):
         idx, paged = lists(far, table)
-        return gather(pages, idx, nope=WIDTH - 64, **paged)
+        return gather_dequantise(pages, idx, nope=WIDTH - 64, kv_format=kv_format, **paged)
 
     assert_read(op, pool, records(layout))
 

@@ -13,7 +13,7 @@ from kernels.compress.kernel import compress
 from kernels.formats import aligned_record
 from kernels.formats.kv_record import RecordLayout
 from kernels.formats.nvfp4_record import Nvfp4Layout
-from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
+from kernels.gather_dequantise.kernel import gather_dequantise
 from kernels.index_key.kernel import ENTRY_BYTES, store_index_keys
 from kernels.index_logits.kernel import paged_index_logits, paged_index_logits_fp4
 from kernels.index_topk.kernel import index_topk
@@ -116,7 +116,7 @@ def test_nvfp4_rows_at_changing_slots_and_lists():
     Nvfp4Layout(448).write(
         pages, torch.arange(PAGES * PAGE), *Nvfp4Layout(448).encode(torch.randn(PAGES * PAGE, 512))
     )
-    gather = partial(gather_dequantise_nvfp4, pages, idx, nope=448, out=keys)
+    gather = partial(gather_dequantise, pages, idx, nope=448, kv_format="nvfp4", out=keys)
     assert_replay_equals_eager(gather, [keys], change)
 
 

@@ -11,7 +11,7 @@ from dsv4.backend.pool import PagePool, stored_bytes
 from dsv4.backend.values import Pending
 from dsv4.model.cache import Batch, Segment
 from dsv4.model.records import Nvfp4Record
-from kernels.gather_dequantise.kernel import gather_dequantise, gather_dequantise_nvfp4
+from kernels.gather_dequantise.kernel import gather_dequantise
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
 from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
 from kernels.page_slots.kernel import key_slots, row_slots
@@ -170,8 +170,7 @@ def _attend(at: KernelLayer, pool: PagePool, q: Any, slots: Tensor, rows: slice)
         )
     if plan.kv_read == "in_place":
         return sparse_attn_widened(q[rows], pool.pages, slots, sinks, scale=scale, into=into)
-    gather = gather_dequantise_nvfp4 if plan.kv_format == "nvfp4" else gather_dequantise
-    keys = gather(pool.pages, slots, nope=config.nope_head_dim)
+    keys = gather_dequantise(pool.pages, slots, nope=config.nope_head_dim, kv_format=plan.kv_format)
     return sparse_attn_gathered(q[rows], keys, slots, sinks, scale=scale, into=into)
 
 

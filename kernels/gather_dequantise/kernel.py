@@ -4,24 +4,28 @@ A program copies a few keys, 64 values a group and 16 bytes a load: 584 bytes ar
 Every value of a record is a BF16 number, so the buffer holds it exactly.
 """
 
+from typing import Literal
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check
+from kernels.arguments import check, check_option
 from kernels.build_spec import Build, Sizes
 from kernels.formats.device import EXACT
-from kernels.formats.kv_record import ROPE
+from kernels.formats.kv_record import ROPE, RecordLayout
 from kernels.formats.nvfp4_record import Nvfp4Layout
 from kernels.gather_dequantise.nvfp4_kernel import gather_nvfp4_kernel
+from kernels.gather_dequantise.row_kernel import copy_rope, own_slots
 from kernels.overlap import OVERLAPPED, follow, overlap
-from kernels.sparse_attn.keys_kernel import check_keys, data_offset, key_slots, widened_nope
+from kernels.sparse_attn.keys_kernel import check_keys, data_offset, widened_nope
 
 # of a program, and its warps. H200, 2026-12-01, 64 and 128 rows of 640 keys that no launch before read: 8 keys and 2
 # warps 21.8 and 42.0 us, 1 warp 21.8, 42.1, 4 warps 23.6, 45.9; 16 keys and 4 warps 22.2, 42.6; 4 and 2 23.3, 45.0
 KEYS, WARPS = 8, 2
 NVFP4_WARPS = 4
+LAYOUTS = {"fp8": RecordLayout, "nvfp4": Nvfp4Layout}
 
 
 @triton.jit
@@ -41,22 +45,18 @@ def _gather_kernel(
     PDL: tl.constexpr,
 ):
     follow(PDL)
-    row = tl.program_id(0).to(tl.int64)  # row * num_keys * K outgrows int32
-    key = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
-    slot = key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride, PAGE)
+    row, key, slot = own_slots(idx_ptr, table_ptr, sequence_ptr, num_keys, table_stride, PAGE, KEYS)
     width: tl.constexpr = NOPE + 64
     at = out_ptr + (row * num_keys + key) * width
     here = key < num_keys
     # rope apart: joined with the codes, 16 to a thread, its 8 values a thread would go through shared memory
     group = tl.arange(0, NOPE // 64 + 1)[None, :, None]
-    column = tl.arange(0, 64)
+    column = tl.arange(0, 64)[None, None, :]
     values = widened_nope(pages_ptr, slot, page_stride, PAGE, NOPE, True)
-    nope_at = at[:, None, None] + group * 64 + column[None, None, :]
+    nope_at = at[:, None, None] + group * 64 + column
     tl.store(nope_at, values, mask=here[:, None, None] & (group < NOPE // 64))
     start = data_offset(slot, page_stride, PAGE, NOPE + 128)
-    rope_at = rope_ptr + ((start + NOPE) // 2)[:, None] + column[None, :]
-    rope = tl.load(rope_at, mask=(slot >= 0)[:, None], other=0.0)
-    tl.store(at[:, None] + NOPE + column[None, :], rope, mask=here[:, None])
+    copy_rope(rope_ptr + (start + NOPE) // 2, at, slot, here, NOPE)
 
 
 def gather_dequantise(
@@ -64,20 +64,24 @@ def gather_dequantise(
     idx: Tensor,
     *,
     nope: int,
+    kv_format: Literal["fp8", "nvfp4"] = "fp8",
     page_table: Tensor | None = None,
     sequence: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Gather the records of an index list into a BF16 buffer.
+    """Gather the records of an index list into a BF16 buffer: NVFP4's values rounded to nearest, FP8's as they are.
 
     Parameters
     ----------
     pages : (P, page_bytes) uint8
-        Of :mod:`kernels.formats.kv_record`; rows may be strided by a multiple of 16 bytes.
+        Of :mod:`kernels.formats.kv_record` or, NVFP4, :mod:`kernels.formats.nvfp4_record`; rows may be strided by a
+        multiple of 16 bytes.
     idx : (T, S) int32
         Slots (page * page_size + offset), or with a page table rows of the sequence; -1: no key.
     nope : int
         Nope values of a record: 192 or 448.
+    kv_format : "fp8" or "nvfp4"
+        Which record the pages hold.
     page_table : (B, M) int32 or None
     sequence : (T,) int32 or None
         Which sequence each row belongs to; with ``page_table`` only.
@@ -92,69 +96,22 @@ def gather_dequantise(
     Raises
     ------
     TypeError, ValueError
-        A tensor does not fit; the message has its name, shape, dtype and strides.
-    """
-    page = check_keys("gather_dequantise", nope + ROPE, pages, idx, page_table, sequence)
-    out = _buffer(idx, nope, out)
-    if not idx.numel():
-        return out
-    rows, num_keys = idx.shape
-    _gather_kernel[(rows, triton.cdiv(num_keys, KEYS))](
-        pages,
-        pages.view(torch.bfloat16),
-        idx,
-        page_table,
-        sequence,
-        out,
-        pages.stride(0),
-        0 if page_table is None else page_table.stride(0),
-        num_keys,
-        NOPE=nope,
-        PAGE=page,
-        KEYS=KEYS,
-        num_warps=WARPS,
-        **overlap(idx.device),
-    )
-    return out
-
-
-def gather_dequantise_nvfp4(
-    pages: Tensor,
-    idx: Tensor,
-    *,
-    nope: int,
-    page_table: Tensor | None = None,
-    sequence: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Gather NVFP4 records of an index list into a BF16 buffer, rounded to nearest.
-
-    Parameters
-    ----------
-    pages : (P, page_bytes) uint8
-        Of :mod:`kernels.formats.nvfp4_record`; rows may be strided by a multiple of 16 bytes.
-    idx, nope, page_table, sequence, out : as :func:`gather_dequantise`.
-
-    Returns
-    -------
-    (T, S, nope + 64) BF16
-        Zeros where idx is -1.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A tensor does not fit; the message has its name, shape, dtype and strides.
+        A tensor does not fit, and the message has its name, shape, dtype and strides; or another record.
     """
     op = "gather_dequantise"
-    page = check_keys(op, nope + ROPE, pages, idx, page_table, sequence, layout=Nvfp4Layout)
+    check_option(op, LAYOUTS, kv_format=kv_format)
+    page = check_keys(op, nope + ROPE, pages, idx, page_table, sequence, layout=LAYOUTS[kv_format])
     out = _buffer(idx, nope, out)
     if not idx.numel():
         return out
     rows, num_keys = idx.shape
-    gather_nvfp4_kernel[(rows, triton.cdiv(num_keys, KEYS))](
+    kernel, views, options = _gather_kernel, (), {"num_warps": WARPS}
+    if kv_format == "nvfp4":
+        views = (pages.view(torch.int32), pages.view(torch.float32))
+        kernel, options = gather_nvfp4_kernel, {"num_warps": NVFP4_WARPS, **EXACT}
+    kernel[(rows, triton.cdiv(num_keys, KEYS))](
         pages,
-        pages.view(torch.int32),
-        pages.view(torch.float32),
+        *views,
         pages.view(torch.bfloat16),
         idx,
         page_table,
@@ -166,8 +123,7 @@ def gather_dequantise_nvfp4(
         NOPE=nope,
         PAGE=page,
         KEYS=KEYS,
-        num_warps=NVFP4_WARPS,
-        **EXACT,
+        **options,
         **overlap(idx.device),
     )
     return out

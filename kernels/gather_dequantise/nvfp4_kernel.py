@@ -1,11 +1,12 @@
-"""Gather of NVFP4 records into a BF16 buffer: the body of ``kernel.py``'s :func:`gather_dequantise_nvfp4`."""
+"""Gather of NVFP4 records into a BF16 buffer: a body of ``kernel.py``'s :func:`gather_dequantise`."""
 
 import triton
 import triton.language as tl
 
 from kernels.formats.device import e2m1_value, e4m3_value
+from kernels.gather_dequantise.row_kernel import copy_rope, own_slots
 from kernels.overlap import follow
-from kernels.sparse_attn.keys_kernel import data_offset, key_slots
+from kernels.sparse_attn.keys_kernel import data_offset
 
 
 @triton.jit
@@ -28,9 +29,7 @@ def gather_nvfp4_kernel(
 ):
     """Values of a few keys of a row, eight codes a load; the pages as bytes, and as words, gsa and rope read them."""
     follow(PDL)
-    row = tl.program_id(0).to(tl.int64)  # row * num_keys * K outgrows int32
-    key = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
-    slot = key_slots(idx_ptr, table_ptr, sequence_ptr, row, key, num_keys, table_stride, PAGE)
+    row, key, slot = own_slots(idx_ptr, table_ptr, sequence_ptr, num_keys, table_stride, PAGE, KEYS)
     data: tl.constexpr = NOPE // 2 + 128
     start = data_offset(slot, page_stride, PAGE, data)
     held = tl.maximum(slot, 0)
@@ -49,7 +48,4 @@ def gather_nvfp4_kernel(
     here = key < num_keys
     nope_at = at[:, None, None] + eight[:, :, None] * 8 + lane
     tl.store(nope_at, values.to(tl.bfloat16), mask=here[:, None, None] & (eight < NOPE // 8)[:, :, None])
-    column = tl.arange(0, 64)[None, :]
-    rope_at = rope_ptr + (start // 2 + NOPE // 4)[:, None] + column
-    rope = tl.load(rope_at, mask=(slot >= 0)[:, None], other=0.0)
-    tl.store(at[:, None] + NOPE + column, rope, mask=here[:, None])
+    copy_rope(rope_ptr + (start // 2 + NOPE // 4), at, slot, here, NOPE)

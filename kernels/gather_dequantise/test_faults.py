@@ -1,7 +1,13 @@
 """Faults planted in the source of the gather and of what it shares with attention: the op's tests see each."""
 
 from kernels._mutate import Faults, Seen, planted
-from kernels.gather_dequantise import kernel, nvfp4_kernel, test_gather_dequantise, test_gather_nvfp4_kernel
+from kernels.gather_dequantise import (
+    kernel,
+    nvfp4_kernel,
+    row_kernel,
+    test_gather_dequantise,
+    test_gather_nvfp4_kernel,
+)
 from kernels.sparse_attn import keys_kernel
 
 TABLE = Seen(test_gather_dequantise.test_the_kernel_is_the_ref_with_a_page_table_and_with_slots, T=3)
@@ -12,17 +18,28 @@ FAULTS = [
         kernel._gather_kernel,
         TABLE,
         {
+            "rope at the data's start": ("(start + NOPE) // 2", "start // 2"),
+            "keys of another row": ("(row * num_keys + key) * width", "(row // 2 * num_keys + key) * width"),
+        },
+    ),
+    Faults(
+        row_kernel.copy_rope,
+        TABLE,
+        {
             "rope of no key is not zero": (
                 "mask=(slot >= 0)[:, None], other=0.0)",
                 "mask=(slot >= -1)[:, None], other=0.0)",
             ),
-            "rope at the data's start": ("(start + NOPE) // 2", "start // 2"),
-            "keys of another row": ("(row * num_keys + key) * width", "(row // 2 * num_keys + key) * width"),
             "rope not stored for the first keys": (
                 "rope, mask=here[:, None]",
-                "rope, mask=(here & (key > 0))[:, None]",
+                "rope, mask=(here & (tl.arange(0, slot.shape[0]) > 0))[:, None]",
             ),
         },
+    ),
+    Faults(
+        row_kernel.own_slots,
+        WIDE,
+        {"the first keys of every program": ("tl.program_id(1) * KEYS", "tl.program_id(1) * 0")},
     ),
     Faults(
         kernel._gather_kernel,

@@ -1,5 +1,7 @@
 """The gather of NVFP4 records, bit for bit what the format says of their bytes, then rounded to BF16."""
 
+import functools
+
 import pytest
 import torch
 
@@ -7,10 +9,11 @@ from kernels._check import assert_bitwise, assert_differs, draw
 from kernels.formats import bf16
 from kernels.formats.kv_record import ROPE
 from kernels.formats.nvfp4_record import Nvfp4Layout
-from kernels.gather_dequantise.kernel import gather_dequantise_nvfp4
+from kernels.gather_dequantise import kernel
 from kernels.gather_dequantise.ref import gather_dequantise
 
 PAGE, PAGES = 16, 6
+gather_dequantise_nvfp4 = functools.partial(kernel.gather_dequantise, kv_format="nvfp4")
 TABLE = torch.tensor([[5, 0, 3], [1, 4, 2]], dtype=torch.int32)
 
 
