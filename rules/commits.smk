@@ -28,6 +28,7 @@ rule commit:
 rule collect_commits:
     input:
         verdicts=verdicts_of_commits,
+        reference="<results>/reference_check.json" if CONFIG.reference else [],
         code=closure("dsv4.commits.audit"),
     output:
         commits="<results>/commits.json",

@@ -23,7 +23,7 @@ rule make_reference:
         'python -m dsv4.run.reference --config "$config" --results "$results" 2>&1 | tee {log}'
 
 
-# A foreign reference is compared with both; `collect` asks for it if the configuration names one.
+# A foreign reference is compared with both; `collect` and `collect_commits` ask for it if the configuration names one.
 rule cross_check:
     input:
         manifest="<results>/checkpoint.json",

@@ -59,6 +59,16 @@ def test_an_edited_judge_judges_again_and_runs_no_reference(branched):
     branched.repo.git("checkout", "--quiet", "dsv4")
 
 
+def test_a_foreign_reference_is_compared_before_verdicts_of_commits_are_collected(branched):
+    branched.run(*RANGE)
+    branched.edit("config.yaml", "ladder:", "reference: {command: [their_engine], of: plain}\nladder:")
+    asked = branched.planned(*RANGE)
+    assert {"cross_check", "collect_commits", "enforce_commits"} <= set(asked)
+    assert not {"make_reference", "commit"} & set(asked)
+    branched.repo.git("checkout", "--quiet", "config.yaml")
+    branched.ran()
+
+
 def test_a_commit_that_fails_ends_in_exit_status_1_and_a_page(branched):
     branched.script(status={"some": "fail"})
     (branched.results / "commits.ok").unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from dsv4.console import main_guard
 from dsv4.files import write_json
 from dsv4.judge.evaluate import Finding, place
 from dsv4.judge.gate import SCHEMA
+from dsv4.judge.reference_check import read_check
 from dsv4.ladder import State
 from dsv4.plan import flatten
 from dsv4.stored import sidecar
@@ -266,6 +267,7 @@ def collect(results: Path, config: Config, base: str, head: str) -> dict[str, An
         "head": shas[-1],
         "repo": str(repo),
         "rung": default_rung(config),
+        "reference": read_check(results, config.reference is not None),
         "commits": [verdict(results, config, sha) for sha in shas],
     }
 

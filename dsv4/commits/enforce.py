@@ -1,4 +1,4 @@
-"""The last rule of `snakemake commits`: exit 0 only if the base and every commit passed."""
+"""The last rule of `snakemake commits`: exit 0 only if the base and every commit passed, on a reference that holds."""
 
 import argparse
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dsv4.console import main_guard
 from dsv4.files import write_whole
+from dsv4.judge.reference_check import in_doubt
 from dsv4.ladder import State
 
 DONE = "commits.ok"
@@ -15,13 +16,17 @@ PAGE = "reports/commits.html"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 1 with the commits that did not pass, or write ``commits.ok``."""
+    """Exit 1 with the commits that did not pass, or where a foreign reference disagrees; else write ``commits.ok``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, required=True, help="folder of the run, results/<run>")
     results = parser.parse_args(arguments).results
     done = results / DONE
     done.unlink(missing_ok=True)
-    verdicts = json.loads((results / "commits.json").read_text(encoding="utf-8"))["commits"]
+    found = json.loads((results / "commits.json").read_text(encoding="utf-8"))
+    if doubt := in_doubt(found):
+        print(doubt, file=sys.stderr)
+        return 1
+    verdicts = found["commits"]
     stopped = [verdict for verdict in verdicts if verdict["status"] != State.PASS]
     if stopped:
         print(f"{len(stopped)} of {len(verdicts)} commits did not pass (see {PAGE}):", file=sys.stderr)

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from dsv4.commits import audit, history
+from dsv4.commits.enforce import main as enforce_commits
 from dsv4.config import ConfigError
 from dsv4.engine.conftest import CPP_MISSING, STORES
 from dsv4.engine.cross_check import cross_check
@@ -99,6 +101,29 @@ def test_an_audit_whose_reference_is_in_doubt_fails(tmp_path, capsys, verdict):
     sound = verdict in (None, Verdict.AGREES)
     assert enforce(["--results", str(tmp_path)]) == (0 if sound else 1)
     assert ("failed: reference: ours; it differs" in capsys.readouterr().err) == (not sound)
+
+
+@pytest.mark.parametrize("verdict", [None, *Verdict])
+def test_commits_whose_reference_is_in_doubt_fail(tmp_path, capsys, verdict):
+    check = {"verdict": verdict, "text": "reference: ours; it differs"}
+    commits = [{"id": "a", "subject": "One", "status": "pass", "reasons": [""]}]
+    (tmp_path / "commits.json").write_text(json.dumps({"commits": commits, "reference": check}))
+    (tmp_path / "commits.ok").touch()
+    sound = verdict in (None, Verdict.AGREES)
+    assert enforce_commits(["--results", str(tmp_path)]) == (0 if sound else 1)
+    assert ("failed: reference: ours; it differs" in capsys.readouterr().err) == (not sound)
+    assert (tmp_path / "commits.ok").exists() == sound
+
+
+def test_verdicts_of_commits_are_collected_with_what_was_said_of_the_reference(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "verdict", lambda *_: {"status": "pass"})
+    monkeypatch.setattr(history, "fork_point", lambda *_: "a" * 40)
+    monkeypatch.setattr(history, "commits", lambda *_: [])
+    config = configured(tmp_path, {}, {"set": {"norm_quant": "fused"}}, reference={"command": ["x"]})
+    check = {"of": "trained", "verdict": "differs", "text": "it differs", "bound": 0.1, "missing": []}
+    assert audit.collect(tmp_path, config, "main", "head")["reference"]["verdict"] == Verdict.CANNOT_MEASURE
+    write_json(tmp_path / FILE, check | {"taps": []})
+    assert audit.collect(tmp_path, config, "main", "head")["reference"] == check
 
 
 def test_a_verdict_says_whose_reference_it_stands_on(tiny, tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 from dsv4.console import main_guard
 from dsv4.files import write_whole
 from dsv4.judge.broken import faults
-from dsv4.judge.reference_check import Verdict
+from dsv4.judge.reference_check import in_doubt
 from dsv4.ladder import State
 
 DONE = "enforced.ok"
@@ -86,9 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not judged or wanted not in ("all", *judged):
         print(f"error: {path} has no verdict on {wanted}; run snakemake {wanted}", file=sys.stderr)
         return 1
-    check = gates.get("reference") or {}
-    if check.get("verdict") not in (None, Verdict.AGREES):
-        print(f"failed: {check['text']}", file=sys.stderr)
+    if doubt := in_doubt(gates):
+        print(doubt, file=sys.stderr)
         return 1
     if stopped := culprits(gates, options.target):
         print(explain(stopped), file=sys.stderr)

@@ -54,7 +54,7 @@ def render(found: Mapping[str, Any], now: datetime | None = None) -> str:
         "title": title,
         "tone": tone,
         "rows": [_row(verdict) for verdict in found["commits"]],
-        "labels": sorted({verdict["label"] for verdict in found["commits"] if verdict.get("label")}),
+        "labels": _labels(found),
         "maps": [(tap, Markup(drawn)) for tap in TAPS if (drawn := heat(found["commits"], tap))],
         "tables": [(tap, _numbers(found["commits"], tap)) for tap in TAPS],
         "now": now or datetime.now(UTC),
@@ -74,6 +74,13 @@ def render(found: Mapping[str, Any], now: datetime | None = None) -> str:
 def _policy(style: str) -> str:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+
+
+def _labels(found: Mapping[str, Any]) -> list[str]:
+    """What every number stands under; whose reference it is if a foreign one was asked."""
+    labels = sorted({verdict["label"] for verdict in found["commits"] if verdict.get("label")})
+    reference = found.get("reference") or {}
+    return [*labels, reference["text"]] if reference.get("verdict") else labels
 
 
 def headline(verdicts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

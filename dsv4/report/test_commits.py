@@ -71,6 +71,14 @@ def test_the_first_words_are_the_first_failure(chosen, title, tone):
     assert headline([COMMITS[at] for at in chosen]) == (title, tone)
 
 
+def test_the_labels_say_whose_reference_it_was_if_a_foreign_one_was_asked():
+    said = {"verdict": "differs", "text": "reference: ours (trained); the foreign one differs"}
+    assert '<span class="label">reference: ours (trained); the foreign one differs' in render(
+        FOUND | {"reference": said}
+    )
+    assert "reference: ours" not in render(FOUND | {"reference": said | {"verdict": None}})
+
+
 def test_every_commit_is_a_row_with_its_kind_and_words():
     page = render(FOUND)
     rows = re.findall(r'<tr class="spine.*?</tr>', page, re.DOTALL)
