@@ -90,7 +90,7 @@ def parsed(message: str) -> dict[str, str]:
 def test_trailers_are_what_git_reads_and_what_the_verdict_says(audited):
     found = evidence.evidence(audited.results, audited.config, "P5")
     assert parsed("Fuse it\n\nWhy.\n\n" + "\n".join(evidence.lines(found)) + "\n") == found
-    assert found["Audit-Variant"], found["Audit-Parent"] == ("P5", "P4")
+    assert (found["Audit-Variant"], found["Audit-Parent"]) == ("P5", "P4")
     assert found["Audit-Verdict"] == "pass"
     assert found["Audit-Cosine"] == "attn_out 0.999961889 0.999980455 1.000000000"
     assert found["Audit-Cosine-Min"] == "0.999794205 layer 1, attn_out (one, token 127)"
