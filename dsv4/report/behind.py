@@ -34,6 +34,30 @@ def details(audit: Audit) -> list[dict[str, Any]]:
     return rows
 
 
+def guards(audit: Audit) -> list[dict[str, str]]:
+    """What was found of each tree that was judged: stored formats, batched prefill; rungs of which it is the same."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for rung, _ in ordered(audit.ladder):
+        guard = (audit.verdicts.get(rung.id) or {}).get("guard")
+        if guard:
+            stored = (_plain(guard.get(part) or {}) or "none found" for part in ("moe", "linears"))
+            found.setdefault((*stored, _batched(guard.get("batched_prefill"))), []).append(rung.id)
+    names = ("moe", "linears", "batched")
+    return [
+        {"rungs": ", ".join(rungs)} | dict(zip(names, said, strict=True)) for said, rungs in found.items()
+    ]
+
+
+def _batched(found: Mapping[str, Any] | None) -> str:
+    """``absent``, or the entry point and how a batch compares with single prompts."""
+    if not found:
+        return "absent"
+    if "compared" in found:
+        return f"{found['entry_point']}, against single prompts: {found['compared']}"
+    same = "the same bits" if found["bit_equal"] else f"relative L2 {found['rel_l2']:.2g}"
+    return f"{found['entry_point']}, {' and '.join(found['prompts'])} at once against each alone: {same}"
+
+
 def _taps(counts: Mapping[str, list[int]]) -> str:
     """``254 of 254 isolated, 122 of 254 compounded``."""
     return (

@@ -86,6 +86,7 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "code": code.shown(audit.code),
         "code_template": code.TEMPLATE,
         "details": behind.details(audit),
+        "guards": behind.guards(audit),
         "nonfinite": frames.nonfinite(audit.metrics).to_dict("records"),
         "identity": behind.identity(audit),
         "now": now or datetime.now(UTC),

@@ -91,6 +91,7 @@ def verdict(variant: Variant, *, failing: bool) -> dict[str, Any]:
         "fidelity_counts": {"outside": 0, "within": 60, "bit_equal": 190},
         "vs_parent": {"bit_equal": variant.id == "B1a"},
         "blast_radius": {"ok": True, "changed": []},
+        "guard": {"moe": {"nvfp4": 72}, "linears": {"fp8": 40}, "batched_prefill": None},
         "ledger": {
             "own": {"kl_nats": size / 20, "rel_l2": size / 2},
             "sum": {"kl_nats": size / 9, "rel_l2": size},

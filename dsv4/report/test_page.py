@@ -10,7 +10,7 @@ from markupsafe import escape
 
 from dsv4.report import frames, payload
 from dsv4.report.__main__ import main
-from dsv4.report.behind import identity
+from dsv4.report.behind import guards, identity
 from dsv4.report.load import load
 from dsv4.report.page import render
 from dsv4.report.samples import CONFIG
@@ -81,6 +81,27 @@ def test_a_rung_measured_at_an_earlier_commit_does_not_name_the_run(failing):
     audit.labels = {"commit": "f" * 40, "seed": 0}
     shown = dict(identity(audit))
     assert (shown["commit"], shown["seed"]) == ("0b6ca0d4c1", "0")
+
+
+def test_the_guard_of_each_tree_stands_on_the_page(failing):
+    """Formats as the checkpoint has them; batched prefill absent, of our own model, and of an engine."""
+    audit = load(failing, CONFIG)
+    (row,) = guards(audit)
+    assert set(row["rungs"].split(", ")) == {
+        name for name, found in audit.verdicts.items() if "guard" in found
+    }
+    engine = {"entry_point": "serve.prefill", "prompts": ["a", "b"], "bit_equal": False, "rel_l2": 0.00123}
+    ours = {"entry_point": "dsv4.model.prefill.prefill", "compared": "bit for bit by its tests"}
+    for name, batched in (("B0", ours), ("B1", engine), ("B1a", engine | {"bit_equal": True})):
+        audit.verdicts[name]["guard"] = audit.verdicts[name]["guard"] | {"batched_prefill": batched}
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", own(render(audit))))
+    for said in (
+        "B0 nvfp4 72 fp8 40 dsv4.model.prefill.prefill, against single prompts: bit for bit by its tests",
+        "B1 nvfp4 72 fp8 40 serve.prefill, a and b at once against each alone: relative L2 0.0012",
+        "serve.prefill, a and b at once against each alone: the same bits",
+        "nvfp4 72 fp8 40 absent",
+    ):
+        assert said in text, said
 
 
 def test_what_artefacts_say_is_escaped(failing):
