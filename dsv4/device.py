@@ -14,6 +14,7 @@ from typing import Literal
 Kind = Literal["ref", "kernel"]
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # CUdevice_attribute, cuda.h
 INTERPRETER = "TRITON_INTERPRET"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +55,10 @@ class NoDeviceError(ValueError):
 @cache
 def card() -> Card | None:
     """The first CUDA device that the driver shows, None without one."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    cuda, count = _driver()
+    if cuda is None or not count:
         return None
-    count, device = ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return None
+    device = ctypes.c_int()
     name, numbers = ctypes.create_string_buffer(256), []
     cuda.cuDeviceGet(ctypes.byref(device), 0)
     cuda.cuDeviceGetName(name, len(name), device)
@@ -69,6 +67,24 @@ def card() -> Card | None:
         cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         numbers.append(value.value)
     return Card(name=name.value.decode(), capability=(numbers[0], numbers[1]))
+
+
+def _driver() -> tuple[ctypes.CDLL | None, int]:
+    """CUDA's driver and how many devices it shows."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None, 0
+    count = ctypes.c_int()
+    failed = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+    return cuda, 0 if failed else count.value
+
+
+def visible() -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` calls each device that the driver shows, in its order."""
+    _, count = _driver()
+    given = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    return (given or [str(number) for number in range(count)])[:count]
 
 
 def resolve(wanted: str) -> Backend:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from dsv4 import archived
 from dsv4.commits import code
 from dsv4.commits.adopt import RunError, adopt
 from dsv4.commits.branch import Branch, Job, TrailerError
+from dsv4.commits.gpus import own_gpu
 from dsv4.commits.history import environment, git
 from dsv4.commits.tree import checked_out
 from dsv4.config import ConfigError, backend_of
@@ -190,9 +191,17 @@ def run_tree(job: Job, room: Path, prompts: Sequence[str]) -> Path:
         link = results / name
         if not link.is_symlink():
             link.symlink_to((job.results / name).resolve())
-    with _untouched(job):
+    with _untouched(job), _gpu_of(job):
         _run_in(job, room, prompts)
     return results / "variants" / job.rung.id
+
+
+def _gpu_of(job: Job) -> AbstractContextManager[None]:
+    """A GPU of the run's own, where it needs one; which ones an engine takes, nobody else knows."""
+    engine = job.config.commits.engine is not None
+    if not engine and backend_of(job.config).kind == "ref":
+        return nullcontext()
+    return own_gpu(job.results, every=engine)
 
 
 def _run_in(job: Job, room: Path, prompts: Sequence[str]) -> None:
