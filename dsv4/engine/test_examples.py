@@ -2,13 +2,17 @@
 
 import ast
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import transformers.models.deepseek_v4.modeling_deepseek_v4 as modeling
 
+from dsv4.engine import variant
 from dsv4.engine.conftest import CPP_MISSING, EXAMPLES, HF, HF_MISSING, ROOT, verdict, with_rungs
 from dsv4.engine.examples import transformers_engine
+from dsv4.engine.process import run
 from dsv4.engine.variant import write_engine_variant
 from dsv4.ladder import State
 from dsv4.run.aba import confirm
@@ -44,20 +48,55 @@ def test_transformers_as_a_process_passes_and_says_what_it_could_not_give(tiny):
     assert not (setup.results / "engines" / "Hf").exists()
 
 
+def in_this_process(monkeypatch, fault):
+    """How transformers is started where it is imported already; what a fault replaces there is put back each time."""
+
+    def start(engine, job):
+        with monkeypatch.context() as patch:
+            for name in ("eager_attention_forward", "apply_rotary_pos_emb"):
+                patch.setattr(modeling, name, getattr(modeling, name))
+            transformers_engine.main([*(["--fault", fault] if fault else []), str(job)])
+
+    return start
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_transformers_is_located(tiny, monkeypatch, fault):
-    """In this process, which has imported transformers already."""
-    for name in ("eager_attention_forward", "apply_rotary_pos_emb"):
-        monkeypatch.setattr(modeling, name, getattr(modeling, name))  # what the engine replaces is put back
+def test_a_fault_in_transformers_is_located_and_confirmed(tiny, monkeypatch, fault):
     setup = with_rungs(tiny, {"hf": {"command": HF, "missing": HF_MISSING}}, {"Hf": {"engine": "hf"}})
-    found = audited(
-        setup, "Hf", start=lambda engine, job: transformers_engine.main(["--fault", fault, str(job)])
-    )
+    start = in_this_process(monkeypatch, fault)
+    found = audited(setup, "Hf", start=start)
+    culprit = found["culprit"]
     assert found["status"] == State.FAIL
-    assert (found["culprit"]["layer"], found["culprit"]["stage"], found["culprit"]["tap"]) == (
-        0,
-        *FAULTS[fault],
+    assert (culprit["layer"], culprit["stage"], culprit["tap"]) == (0, *FAULTS[fault])
+    monkeypatch.setattr(variant, "ask_engine", partial(variant.ask_engine, start=start))
+    again = confirm(setup, "Hf", culprit["prompt"], culprit["layer"], culprit["tap"])
+    assert again["confirmed"], again
+
+
+@pytest.mark.parametrize("name", ["hf", "cpp"])
+def test_on_one_engine_a_rung_may_move_only_what_its_field_claims(tiny, window_layer, monkeypatch, name):
+    """A fault that comes with the plan of a rung, outside of what that claims, is named by the blast radius."""
+    engines = {"hf": {"command": HF, "missing": HF_MISSING}}
+    engines["cpp"] = {"command": [str(window_layer)], "missing": CPP_MISSING}
+    rungs = {"Below": {"engine": name}, "Above": {"parent": "Below", "set": {"kv_read": "in_place"}}}
+    setup = with_rungs(tiny, engines, rungs)
+    found = {}
+    for rung, fault in (("Below", ""), ("Above", "scaling")):
+        here = in_this_process(monkeypatch, fault)
+        there = partial(faulty, fault)
+        found[rung] = audited(setup, rung, start=here if name == "hf" else there)
+    assert found["Below"]["status"] == State.PASS, found["Below"]["reasons"]
+    assert not found["Above"]["blast_radius"]["ok"]
+    assert {place.split()[-1] for place in found["Above"]["blast_radius"]["changed"]} == {"expert_weights"}
+    assert any(
+        reason.startswith("blast radius: layer 0, expert_weights (route_weights) differs")
+        for reason in found["Above"]["reasons"]
     )
+
+
+def faulty(fault, engine, job):
+    """Start a command with a fault, or without."""
+    run(replace(engine, command=(*engine.command, *(["--fault", fault] if fault else []))), job)
 
 
 @pytest.fixture(scope="module")
