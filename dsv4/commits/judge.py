@@ -109,10 +109,11 @@ def judge(
     own = [finding for finding in wrong if id(finding) not in inherited]
     verdict = judged(measured.config, measured.variant, measured.frame, measured.notes, own or wrong, None)
     found_sites: list[dict[str, Any]] = []
-    two = ""
+    two = unseen = ""
     if against:
         found_sites = of_sites.sites(against[0].moved)
         two = "" if merge else two_sites(branch, sha, against[0], change)
+        unseen = "" if merge or two else unseen_site(branch, sha, against[0], change)
     kind = _kind(merge, against, bool(change), two)
     reasons = [] if wrong and not own else list(verdict["reasons"])
     status = verdict["status"]
@@ -127,6 +128,7 @@ def judge(
     if own and confirm:
         verdict["confirmed"], note = confirm(own[0])
         reasons += [note] if note else []
+    reasons += [unseen] if unseen else []
     verdict |= {"status": status, "reasons": reasons, "kind": kind, "sites": found_sites}
     verdict["blast_radius"] = None if not change else verdict["blast_radius"]
     verdict["findings"] = listed(wrong)
@@ -184,18 +186,35 @@ def two_sites(branch: Branch, sha: str, against: Against, change: Mapping[str, A
     found = of_sites.sites(against.moved, allowed)
     if len(found) + bool(change) < 2:
         return ""
-    old, new = (fingerprint(branch, each) or {} for each in (against.of, sha))
-    files = [file for file in old.keys() | new.keys() if old.get(file) != new.get(file)]
-    groups = of_sites.touched(branch.repo, against.of, sha, sorted(files))
-    if len(groups) < 2:
+    units = _units(branch, sha, against)
+    if len(units) < 2:
         return ""
     stages = "; ".join(f"{site['stage']} ({_layers(site['layers'])})" for site in found)
     also = f"; and what {', '.join(change)} claims" if change else ""
-    units = "; ".join(" with ".join(group) for group in groups)
     return (
         f"two sites: {stages}{also} moved against {against.sha[:10]}, and no single op explains it:"
-        f" it touches {units}; split it into one commit a site"
+        f" it touches {'; '.join(units)}; split it into one commit a site"
     )
+
+
+def unseen_site(branch: Branch, sha: str, against: Against, change: Mapping[str, Any]) -> str:
+    """Say where a second site would not show: in a stage that reads what the first one stores; "" if nowhere."""
+    reading = of_sites.readers(against.moved, claimed(change))
+    units = _units(branch, sha, against) if reading else []
+    if len(units) < 2:
+        return ""
+    return (
+        f"{', '.join(reading)} moved too, which reads what moved before it: whether by itself as well is not seen, and"
+        f" the commit touches {'; '.join(units)}; if these are two changes, split it"
+    )
+
+
+def _units(branch: Branch, sha: str, against: Against) -> list[str]:
+    """Ops and functions that a commit touched against another, each with who changed to call it."""
+    old, new = (fingerprint(branch, each) or {} for each in (against.of, sha))
+    files = [file for file in old.keys() | new.keys() if old.get(file) != new.get(file)]
+    groups = of_sites.touched(branch.repo, against.of, sha, sorted(files))
+    return [" with ".join(group) for group in groups]
 
 
 def _layers(layers: list[Any]) -> str:

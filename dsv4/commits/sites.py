@@ -68,6 +68,13 @@ def sites(places: Collection[Place], claimed: Collection[str] = ()) -> list[dict
     return found
 
 
+def readers(places: Collection[Place], claimed: Collection[str] = ()) -> list[str]:
+    """Stages that moved and read what another that moved stores: whether they moved by themselves too is not seen."""
+    stages = {BY_NAME[tap].stage for mode, _, tap in places if mode == "isolated"}
+    found = {reader for stage in stages for reader in READERS.get(stage, ())}
+    return sorted(found & stages - set(claimed), key=stage_order)
+
+
 @dataclass(frozen=True)
 class Unit:
     """An op's folder, or one function, that a commit touched.

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from dsv4.commits import audit
+from dsv4.commits import audit, judge
 from dsv4.commits.judge import Against, _counts, _inherited, listed
 from dsv4.commits.run import Outcome
 from dsv4.judge.evaluate import Finding
@@ -58,6 +58,31 @@ def test_a_finding_is_inherited_with_the_same_bits_only(against, inherited):
 )
 def test_which_findings_count(finding, merge, broken, changed, counts):
     assert _counts(finding, merge, [below(findings=[OUTSIDE] if broken else [])], changed) is counts
+
+
+@pytest.mark.parametrize(
+    ("taps", "change", "units", "said"),
+    [
+        (["kv_store", "attn_out"], {}, ["kernels/kv_store", "kernels/sparse_attn"], True),
+        (["kv_store", "attn_out"], {}, ["kernels/kv_store with s.py: f"], False),  # one op explains it
+        (["kv_store"], {}, ["kernels/kv_store", "kernels/sparse_attn"], False),  # what reads it did not move
+        (
+            ["kv_store", "attn_out"],
+            {"kv_format": ("fp8", "nvfp4")},
+            ["a", "b"],
+            False,
+        ),  # the plan claims both
+        (["attn_out", "lse"], {}, ["a", "b"], False),
+    ],
+)
+def test_a_second_site_behind_a_store_is_said_not_to_be_seen(monkeypatch, taps, change, units, said):
+    """Of a store and what reads it the reader moves in any case: no second site, and no proof that there is none."""
+    monkeypatch.setattr(judge, "_units", lambda *_: units)
+    found = below(moved=[("isolated", 1, tap) for tap in taps])
+    assert judge.two_sites(None, "b" * 40, found, {}) == ""
+    text = judge.unseen_site(None, "b" * 40, found, change)
+    assert text.startswith("attend moved too, which reads what moved before it") == said
+    assert not said or "touches kernels/kv_store; kernels/sparse_attn; if these are two changes" in text
 
 
 @pytest.mark.parametrize(
