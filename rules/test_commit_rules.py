@@ -3,6 +3,7 @@
 import pytest
 
 from dsv4.commits.conftest import Repository
+from dsv4.config import load
 from rules.stubs import Workflow
 from rules.test_rules import LIMIT
 
@@ -80,6 +81,27 @@ def test_a_commit_that_fails_ends_in_exit_status_1_and_a_page(branched):
     assert (branched.folder / "reports/commits.html").is_file()
     branched.script()
     branched.ran()
+
+
+MINE = """ladder:
+  Mine: {parent: B0_unfused, commit: main, why: the branch}
+"""
+
+
+def test_a_rung_that_names_a_branch_runs_with_all_and_again_once_that_moved(branched):
+    branched.edit("config.yaml", "ladder:\n", MINE)
+    branched.ladder = load(branched.folder / "config.yaml").ladder
+    branched.script()
+    result = branched.run("Mine")
+    assert result.returncode == 0, result.text
+    assert branched.ran()["variant"] == {"B0_unfused", "Mine"}
+    others = branched.planned("all")["variant"]
+    branched.shas.append(branched.repo.commit("A change of the branch"))
+    assert branched.planned("all")["variant"] == others + 1
+    assert branched.planned("Mine")["variant"] == 1
+    branched.edit("config.yaml", MINE, "ladder:\n")
+    branched.ladder = load(branched.folder / "config.yaml").ladder
+    branched.script()
 
 
 @pytest.mark.parametrize(("target", "stage"), [("bisect", "bisect"), ("verify_commits", "verify")])

@@ -14,7 +14,9 @@ from dsv4.judge.claims_by_field import claimed
 from dsv4.judge.measure import measure
 from dsv4.ladder import Ladder, LadderError
 from dsv4.plan import flatten
+from dsv4.run.aba import confirm
 from dsv4.run.setup import prepare
+from dsv4.run.variant import write_variant
 from dsv4.taps import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +81,8 @@ def test_other_options_are_refused(options, says):
         with_options(load(ROOT / "config.yaml"), options)
 
 
-def test_a_rung_runs_its_commits_own_code(small):
+@pytest.mark.xdist_group("commits")
+def test_a_rung_runs_its_commits_own_code_and_is_reverted_and_applied_again(small):
     rungs = {
         "P4": BOTTOM,
         "Mine": {"parent": "P4", "commit": "main~4"},
@@ -97,3 +100,7 @@ def test_a_rung_runs_its_commits_own_code(small):
         assert dump.attrs["error"].startswith("main does not run: ImportError: cannot import name 'Fp5Key'")
     frame, notes = measure(small.results, setup.config.ladder, "Crash", ["one", "two"])
     assert (len(frame), notes.error[:17]) == (0, "main does not run")
+    write_variant(setup, setup.config.ladder["P4"])
+    found = confirm(setup, "Mine", "one", 0, "router_scores")
+    assert found["confirmed"], found
+    assert found["distance"][0] != found["distance"][1]  # the commit's own code ran, and the audit's
