@@ -315,6 +315,27 @@ def test_a_branch_is_verified_and_a_forged_digit_refused(small, tmp_path, capsys
 
 
 @pytest.mark.xdist_group("commits")
+def test_a_commit_with_a_rungs_evidence_reproduces(small):
+    """The hook writes what the audit found of a rung; verification runs the commit: the same in every trailer."""
+    from dsv4.commits.audit import verdict
+    from dsv4.judge.gate import gate
+    from dsv4.judge.measure import measure, write
+    from dsv4.run.setup import prepare
+    from dsv4.run.variant import write_variant
+
+    ladder, setup = small.config.ladder, prepare(small.config.path, small.results)
+    write_variant(setup, ladder["P4"])
+    (small.results / "metrics").mkdir(exist_ok=True)
+    write(small.results / "metrics/P4.parquet", *measure(small.results, ladder, "P4", setup.tokens))
+    rung = gate(small.results, small.config, "P4")
+    said = evidence.trailers(small.config, rung, "P4", small.results / "variants/P4")
+    commit = verdict(small.results, small.config, small.shas["base"])
+    found = evidence.of_verdict(small.results, small.config, commit)
+    assert said == found
+    assert compare(list(said.items()), found, lambda: NOISE).state == "reproduced"
+
+
+@pytest.mark.xdist_group("commits")
 def test_claims_are_those_that_git_parses(small, tmp_path):
     from dsv4.commits.conftest import Repository
 
