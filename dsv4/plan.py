@@ -54,7 +54,7 @@ class Plan:
     index_score : FP8 keys under an FP32 einsum, FP8 x FP8, or Hadamard + FP4 x FP4.
     kv_norm : kv's RMSNorm, RoPE and cache write: BF16 between each, or none.
     casts : see :class:`Casts`.
-    residual : the mHC streams as stored between blocks.
+    residual : the mHC streams as stored between blocks; which layers store FP32: :func:`in_fp32`.
     rounding : ``none``: every site keeps what it computed and the other fields say nothing. What an
         engine in FP32 on the dequantised weights claims; no step of the ladder.
     """
@@ -71,8 +71,22 @@ class Plan:
     index_score: Literal["einsum_fp32", "fp8", "fp4"] = "einsum_fp32"
     kv_norm: Fusion = "unfused"
     casts: Casts = field(default_factory=Casts)
-    residual: Literal["bf16", "fp32", "fp32_first_half", "fp32_last_half"] = "bf16"
+    residual: Literal["bf16", "fp32", "fp32_first_half", "fp32_last_half", "fp32_last"] = "bf16"
     rounding: Literal["plan", "none"] = "plan"
+
+
+def in_fp32(residual: str, layer: int, layers: int) -> bool:
+    """Whether a layer, of ``layers``, stores the streams in FP32 under a value of ``residual``.
+
+    The single layer of ``fp32_last`` is the last: the streams grow with depth, so a BF16 ULP is largest there.
+    """
+    return {
+        "bf16": False,
+        "fp32": True,
+        "fp32_first_half": layer < layers // 2,
+        "fp32_last_half": layer >= layers // 2,
+        "fp32_last": layer == layers - 1,
+    }[residual]
 
 
 def choices() -> dict[str, tuple[str, ...]]:

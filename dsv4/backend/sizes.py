@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dsv4.backend.cache import PooledCache
 from dsv4.backend.model import KernelTransformer
+from dsv4.judge.launches import FLASH, PRO
 from dsv4.model.checkpoint import Tensors, build
 from dsv4.model.config import ModelConfig, parse_config
 from dsv4.model.memory import first_tail
@@ -19,8 +20,7 @@ from dsv4.model.weights import ModelWeights
 from kernels import build_spec
 from kernels.linear.ref import Weight
 
-# DeepSeek-V4's config.json: Flash has 2 window-only, 21 CSA and 20 HCA layers, Pro 30 CSA and 31 HCA.
-RATIOS = {"flash": [0, 0, *[4, 128] * 20, 4], "pro": [128, 128, *[4, 128] * 29, 4]}
+RATIOS = {"flash": list(FLASH.compress_ratios), "pro": list(PRO.compress_ratios)}
 SIZES = {sizes.name: sizes for sizes in (build_spec.FLASH, build_spec.PRO)}
 BYTE, FP32, BF16 = torch.uint8, torch.float32, torch.bfloat16
 

@@ -12,7 +12,7 @@ from dsv4.backend.launches import counted
 from dsv4.backend.test_bound import LADDER
 from dsv4.backend.values import Fused
 from dsv4.judge.kernel_launches import MHC_FUSED, NORM_FUSED, QUANTISE, QUANTISE_LONG, wrong
-from dsv4.judge.launches import Sizes
+from dsv4.judge.launches import FLASH, PRO, Sizes
 from dsv4.model.config import load_config
 from dsv4.plan import flatten
 from kernels.rmsnorm.kernel import rmsnorm
@@ -50,6 +50,11 @@ def test_a_fused_result_that_is_not_taken_shows(monkeypatch):
     monkeypatch.setattr(Fused, "take", lambda *_: None)
     found = at_size(NANO, LADDER["P5"].plan, context=300)
     assert site(found, 0, "attn") == Counter((MHC_FUSED, QUANTISE))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("flash", FLASH), ("pro", PRO)])
+def test_the_judge_counts_bytes_of_the_sizes_that_kernels_are_built_for(name, expected):
+    assert Sizes.of(vars(sizes.released(name))) == expected
 
 
 def test_p5_saves_two_launches_a_site_of_pros_61_layers_by_our_counting():

@@ -60,12 +60,14 @@ class FloorLayer(AttentionStages, CompressedStages, ExpertStages):
         """Next streams (T, N, D) FP32 from the block's output y (T, D), post (T, N) and comb (T, N, N)."""
         carried = torch.einsum("tjk,tjd->tkd", comb.double(), streams.double())
         mixed = post.double()[..., None] * y.double()[:, None] + carried
-        half = self.config.num_hidden_layers // 2
+        layers = self.config.num_hidden_layers
+        half = layers // 2
         wide = {
             "bf16": False,
             "fp32": True,
             "fp32_first_half": self.layer < half,
             "fp32_last_half": self.layer >= half,
+            "fp32_last": self.layer == layers - 1,
         }[self.plan.residual]
         return self._bf16(mixed, self.config.hc_mult, when=not wide)
 

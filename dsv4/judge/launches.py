@@ -5,12 +5,15 @@ quantise 2, a fused pair 2); a cast that a plan keeps is one launch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from dsv4.plan import in_fp32
 
 BMM, RMSNORM, QUANTISE, FUSED_PAIR, CAST = 1, 4, 2, 2, 1
 ROPE = 64
 BF16, FP32 = 2, 4
+STREAM_PASSES = 2 * 2  # a layer reads and writes the streams at two sites
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,20 @@ class Sizes:
         names = ("head_dim", "hidden_size", "hc_mult", "sliding_window", "index_topk", "index_head_dim")
         ratios = tuple(int(r) for r in config["compress_ratios"][: config["num_hidden_layers"]])
         return cls(compress_ratios=ratios, **{name: int(config[name]) for name in names})
+
+
+# DeepSeek-V4's config.json: Flash has 2 window-only, 21 CSA and 20 HCA layers, Pro 30 CSA and 31 HCA. A test holds
+# both to what kernels are built for.
+FLASH = Sizes(
+    compress_ratios=(0, 0, *(4, 128) * 20, 4),
+    head_dim=512,
+    hidden_size=4096,
+    hc_mult=4,
+    sliding_window=128,
+    index_topk=512,
+    index_head_dim=128,
+)
+PRO = replace(FLASH, compress_ratios=(128, 128, *(4, 128) * 29, 4), hidden_size=7168, index_topk=1024)
 
 
 def mhc_site(plan: Mapping[str, str]) -> int:
@@ -121,10 +138,15 @@ def step_bytes(plan: Mapping[str, str], sizes: Sizes, context: int) -> dict[str,
     )
     scored = sum(context // ratio for ratio in sizes.compress_ratios if ratio == 4)
     index = scored * index_key_bytes(plan, sizes.index_head_dim)
-    streams = 2 * 2 * sizes.hc_mult * sizes.hidden_size  # read and written at two sites a layer
-    wide = {"bf16": 0.0, "fp32": 1.0}.get(plan["residual"], 0.5)
-    residual = int(len(sizes.compress_ratios) * streams * (BF16 + wide * (FP32 - BF16)))
+    layers = range(len(sizes.compress_ratios))
+    residual = STREAM_PASSES * sum(stream_bytes(plan, sizes, layer) for layer in layers)
     return {"keys": keys * per_key, "index_keys": index, "residual": residual}
+
+
+def stream_bytes(plan: Mapping[str, str], sizes: Sizes, layer: int) -> int:
+    """Bytes of one token's streams as a layer stores them."""
+    wide = in_fp32(plan["residual"], layer, len(sizes.compress_ratios))
+    return sizes.hc_mult * sizes.hidden_size * (FP32 if wide else BF16)
 
 
 def _attended(sizes: Sizes, ratio: int, context: int) -> int:

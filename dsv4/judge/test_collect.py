@@ -18,6 +18,8 @@ from dsv4.judge.enforce import main as enforce_main
 from dsv4.judge.evidence import Evidence
 from dsv4.judge.gate import gate, write_json
 from dsv4.judge.launches import (
+    FLASH,
+    PRO,
     Sizes,
     cache_bytes,
     index_key_bytes,
@@ -31,15 +33,6 @@ from dsv4.plan import Plan, change, choices, flatten
 from dsv4.taps import STAGES
 
 PLAN = flatten(Plan())
-FLASH = Sizes(
-    compress_ratios=(0, 0, *(4, 128) * 20, 4),
-    head_dim=512,
-    hidden_size=4096,
-    hc_mult=4,
-    sliding_window=128,
-    index_topk=512,
-    index_head_dim=128,
-)
 
 
 def plan(**values):
@@ -83,6 +76,15 @@ class TestLaunches:
         assert long["residual"] == short["residual"]
         csa = Sizes(**{**vars(FLASH), "compress_ratios": (4,)})
         assert step_bytes(PLAN, csa, 1 << 20)["keys"] == (128 + 512) * 2632
+
+    @pytest.mark.parametrize(("sizes", "layers"), [(FLASH, 43), (PRO, 61)])
+    def test_an_fp32_residual_adds_a_bf16_one_in_its_layers(self, sizes, layers):
+        narrow, wide = (step_bytes(plan(residual=value), sizes, 1)["residual"] for value in ("bf16", "fp32"))
+        a_layer = 2 * 2 * sizes.hc_mult * sizes.hidden_size * 2  # two sites, read and written, BF16
+        assert (narrow, wide) == (layers * a_layer, 2 * layers * a_layer)
+        added = {"fp32_first_half": layers // 2, "fp32_last_half": layers - layers // 2, "fp32_last": 1}
+        for value, count in added.items():
+            assert step_bytes(plan(residual=value), sizes, 1)["residual"] == narrow + count * a_layer
 
     def test_cache_of_one_window_layer(self):
         assert cache_bytes(PLAN, Sizes(**{**vars(FLASH), "compress_ratios": (0,)}), 4096) == 128 * 584

@@ -22,7 +22,7 @@ from dsv4.model.records import (
     Nvfp4Record,
     Record,
 )
-from dsv4.plan import Plan
+from dsv4.plan import Plan, in_fp32
 from kernels.formats import bf16, e4m3, fp8_block, fp8_scaled, mxfp4
 from kernels.grouped_ffn.ref import EQUATIONS as FFN_EQUATIONS
 from kernels.grouped_ffn.ref import FfnRounding
@@ -176,13 +176,7 @@ def _cast(value: str) -> Round:
 
 
 def _residual(value: str, layers: int, layer: int) -> Round:
-    in_fp32 = {
-        "bf16": False,
-        "fp32": True,
-        "fp32_first_half": layer < layers // 2,
-        "fp32_last_half": layer >= layers // 2,
-    }[value]
-    return exact if in_fp32 else bf16.round
+    return exact if in_fp32(value, layer, layers) else bf16.round
 
 
 def _record(plan: Plan, config: ModelConfig) -> Record:

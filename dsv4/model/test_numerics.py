@@ -93,7 +93,7 @@ def test_a_field_changes_the_stages_that_it_names_and_no_other(on, field, value,
 
 @pytest.mark.parametrize(
     ("value", "layers"),
-    [("fp32", {0, 1, 2, 3}), ("fp32_first_half", {0, 1}), ("fp32_last_half", {2, 3})],
+    [("fp32", {0, 1, 2, 3}), ("fp32_first_half", {0, 1}), ("fp32_last_half", {2, 3}), ("fp32_last", {3})],
 )
 def test_the_residual_is_changed_in_its_layers_alone(value, layers):
     expected = {layer: RESIDUAL if layer in layers else set() for layer in (*LAYERS, "model")}
