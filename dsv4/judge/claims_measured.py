@@ -1,8 +1,6 @@
 """Claims about the audited model: from its manifest, its measurements and its reference dumps."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,8 +9,8 @@ from dsv4.dump import DumpReader
 from dsv4.judge.evaluate import layer_value, select
 from dsv4.judge.evidence import Evidence, Outcome, needs_rungs
 from dsv4.judge.limits import limits
-from dsv4.judge.measure import Notes
-from dsv4.taps import PHASES
+from dsv4.judge.mixing import mixing, off_one
+from dsv4.judge.streams import bf16_ulp, peaks
 
 DEPTH = 61  # layers of the model that the plan is about
 
@@ -109,27 +107,15 @@ def index_fp4(evidence: Evidence) -> Outcome:
 def residual_magnitude(evidence: Evidence) -> Outcome:
     """Largest |X| and its BF16 ULP, layer by layer, in the free run of the first rung measured."""
     name = next((name for name in ("B0", "B0_unfused") if evidence.table(name)), None)
-    peaks = _peaks(evidence.table(name)[1]) if name else []  # type: ignore[index]
-    if not peaks:
+    found = peaks([evidence.table(name)[1]]) if name else []  # type: ignore[index]
+    if not found:
         return None, "no rung has recorded its residual's magnitude"
-    if not np.isfinite(peaks).all():
+    if not np.isfinite(found).all():
         return None, f"the residual of {name} has NaN or Inf in its free run"
-    cells = [f"{layer}: {peak:.0f} ({_ulp(peak):g})" for layer, peak in enumerate(peaks)]
+    cells = [f"{layer}: {peak:.0f} ({bf16_ulp(peak):g})" for layer, peak in enumerate(found)]
     return max(
-        peaks
-    ) >= 256, f"max abs X by layer (its BF16 ULP): {', '.join(cells)}; at 300 the ULP is {_ulp(300.0):g}"
-
-
-def _peaks(notes: Notes) -> list[float]:
-    found = [
-        entries["residual_absmax"] for entries in notes.exercised.values() if entries.get("residual_absmax")
-    ]
-    return [float(value) for value in np.max(found, axis=0)] if found else []
-
-
-def _ulp(value: float) -> float:
-    """Spacing of BF16 at ``value``: 7 bits below its leading one."""
-    return float(2.0 ** (np.floor(np.log2(value)) - 7))
+        found
+    ) >= 256, f"max abs X by layer (its BF16 ULP): {', '.join(cells)}; at 300 the ULP is {bf16_ulp(300.0):g}"
 
 
 def reference_device(evidence: Evidence) -> str:
@@ -141,34 +127,7 @@ def reference_device(evidence: Evidence) -> str:
 
 def mhc_non_expansive(evidence: Evidence) -> Outcome:
     """Row and column sums and the spectral norm of every comb in the reference's dumps."""
-    worst = {"row sums": 0.0, "column sums": 0.0, "spectral norm": 0.0}
-    files = sorted((evidence.results / "reference").glob("*.h5"))
-    for place, comb in (found for path in files for found in _combs(path)):
-        if not np.isfinite(comb).all():
-            return None, f"{place} holds NaN or Inf"
-        _note_combs(worst, comb)
-    if not worst["spectral norm"]:
-        return None, "no reference dump holds comb"
-    text = f"over {len(files)} prompts: spectral norm at most {worst['spectral norm']:.6f}, row sums within"
-    text += f" {worst['row sums']:.1e} of 1, column sums within {worst['column sums']:.1e}"
-    return worst["spectral norm"] <= 1 + 1e-3, text
-
-
-def _combs(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Every comb of a reference dump and its place."""
-    with DumpReader(path) as dump:
-        for phase in PHASES:
-            for layer in dump.layers("compounded", phase):
-                for tap in ("attn_comb", "moe_comb"):
-                    if dump.has("compounded", phase, layer, tap):
-                        comb = dump.get("compounded", phase, layer, tap).astype(np.float64)
-                        yield f"{path.name}: {phase}/{layer}/{tap}", comb
-
-
-def _note_combs(worst: dict[str, float], comb: np.ndarray) -> None:
-    if len(comb):
-        worst["row sums"] = max(worst["row sums"], float(np.abs(comb.sum(2) - 1).max()))
-        worst["column sums"] = max(worst["column sums"], float(np.abs(comb.sum(1) - 1).max()))
-        worst["spectral norm"] = max(
-            worst["spectral norm"], float(np.linalg.norm(comb, 2, axis=(1, 2)).max())
-        )
+    found = mixing(evidence.results)
+    text = f"over {found.prompts} prompts: spectral norm at most {found.spectral_norm:.6f}, row sums within"
+    text += f" {off_one(found.row):.1e} of 1, column sums within {off_one(found.column):.1e}"
+    return found.non_expansive, text
