@@ -13,6 +13,7 @@ from typing import Any
 from dsv4.plan import Plan, change, difference, unflatten
 
 OWN = "own model"  # what runs a rung that names no engine
+B5 = "B5"  # target: the A/B with an FP32 residual, all rungs on request that change this field
 
 
 class State(StrEnum):
@@ -178,6 +179,29 @@ class Ladder:
     def lineage(self, name: str) -> list[Variant]:
         """The variant and its ancestors, bottom first."""
         return [self._variants[ancestor] for ancestor in self._lineage(self[name].id)]
+
+    def residuals(self) -> list[Variant]:
+        """The rungs on request that change the residual's format: one A/B, judged together."""
+        return [variant for variant in self if variant.on_request and "residual" in variant.change]
+
+    def about(self, target: str | None) -> list[Variant]:
+        """What a page is about, parents first: a variant and its ancestors, those of ``B5``, or with None every rung.
+
+        Raises
+        ------
+        LadderError
+            No such variant; ``B5``, and no rung changes the residual.
+        """
+        if target is None:
+            return list(self)
+        if target != B5 or B5 in self:
+            return self.lineage(target)
+        named = {rung.id for each in self.residuals() for rung in self.lineage(each.id)}
+        if not named:
+            raise LadderError(
+                f"{B5}: no rung on request changes the residual; see `residual` in dsv4/plan.py"
+            )
+        return [rung for rung in self if rung.id in named]
 
     def spine(self) -> list[Variant]:
         """Stacked rungs, bottom first."""
