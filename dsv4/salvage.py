@@ -2,7 +2,8 @@
 
 A job that fails takes its outputs with it, but the verdict that an earlier run drew from them
 stays. So a verdict counts only when the dumps and metrics below it are there and no newer, the noise
-that the page draws only while its plan's dumps are, and a text while these and the reference's are.
+that the page draws only while its plan's dumps are, a text while these and the reference's are, and what
+the residual's A/B says only while no verdict is newer.
 """
 
 import json
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsv4.config import Config
+from dsv4.judge.onsets import REPETITION, asked
+from dsv4.judge.residual_verdict import FILE as RESIDUAL
 from dsv4.ladder import State, Variant
 from dsv4.prompts import with_text
 
@@ -51,7 +54,22 @@ def drop_stale(results: Path, config: Config, prompts: Sequence[str]) -> list[st
         if not newest(text, [results / "text/trained.h5", *_dumps(results, variant, prompts)]):
             text.unlink(missing_ok=True)
             text.with_suffix(".parquet").unlink(missing_ok=True)
+    spine = [f"{rung.id}.json" for rung in config.ladder.spine()]
+    verdicts = list((results / "gates").glob("*.json"))
+    for path, below in (
+        (results / REPETITION, [verdict for verdict in verdicts if verdict.name in spine]),
+        (results / RESIDUAL, verdicts),
+    ):
+        if not newest(path, below):
+            path.unlink(missing_ok=True)
     return sorted(stale)
+
+
+def due(results: Path, config: Config, target: str | None) -> list[Variant]:
+    """What a call judges: a target and its ancestors, or all but what is on request and that nothing asks for."""
+    if target:
+        return config.ladder.about(target)
+    return config.ladder.default() + (config.ladder.residuals() if asked(results) else [])
 
 
 def complete(results: Path, config: Config, prompts: Sequence[str], target: str | None) -> bool:
@@ -64,7 +82,7 @@ def complete(results: Path, config: Config, prompts: Sequence[str], target: str 
         return False
     passed: set[str | None] = {None}
     texts = with_text(config.prompts)
-    for rung in config.ladder.lineage(target) if target else config.ladder.default():
+    for rung in due(results, config, target):
         if rung.parent not in passed:
             continue  # blocked: no verdict is due
         verdict = results / "gates" / f"{rung.id}.json"

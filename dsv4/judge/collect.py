@@ -20,14 +20,14 @@ from dsv4.judge.claims import judge_claims
 from dsv4.judge.evidence import Evidence
 from dsv4.judge.gate import SCHEMA, blocker, header, read_verdict
 from dsv4.judge.measure import arguments
+from dsv4.judge.onsets import asked
 from dsv4.judge.reference_check import read_check
+from dsv4.judge.residual_verdict import unjudged_residual
 from dsv4.judge.text import Texts, with_text
 from dsv4.judge.times import read_times, with_time
 from dsv4.ladder import State, Variant
 from dsv4.prompts import with_taps
 from dsv4.salvage import current, newest
-
-NEEDED_FROM = 256.0  # max abs X from which a BF16 ULP is 2: under it an FP32 residual cannot matter
 
 
 def published(
@@ -35,12 +35,14 @@ def published(
 ) -> dict[str, Any] | None:
     """Verdict of a rung, unless what it stands on did not pass or it is one that nothing renewed.
 
-    Files of earlier runs stay: above a rung that failed since, and of rungs on request, which ``all`` does not run.
+    Files of earlier runs stay: above a rung that failed since, and of rungs on request, which ``all`` does not run
+    (but for the residual's where a text asks for them).
     """
     verdict = read_verdict(results, variant.id)
     if verdict is None or blocker(results, config, variant):
         return None
-    if variant.on_request and not target and _expired(results, config, variant, verdict):
+    renewed = target or not variant.on_request or (variant in config.ladder.residuals() and asked(results))
+    if not renewed and _expired(results, config, variant, verdict):
         return None
     return verdict
 
@@ -66,32 +68,14 @@ def unjudged(results: Path, config: Config, variant: Variant) -> dict[str, Any]:
         reason = f"blocked: it stands on {below[0]}, which is {below[1].replace('_', ' ')}"
         return header(variant) | {"status": State.BLOCKED, "reasons": [reason]}
     if "residual" in variant.change:
-        return header(variant) | _residual(results, config, variant)
+        return header(variant) | unjudged_residual(results, variant)
     how = f"on request: snakemake {variant.id}" if variant.on_request else "the run stopped before this gate"
     return header(variant) | {"status": State.NOT_RUN, "reasons": [how]}
 
 
-def _residual(results: Path, config: Config, variant: Variant) -> dict[str, Any]:
-    """B5 is needed only where repetition sets in early, and can matter only where |X| is large."""
-    below = config.ladder.lineage(variant.id)[:-1]
-    judged = [rung.id for rung in below if published(results, config, rung)]
-    evidence = Evidence(results, config, "", judged)
-    for ancestor in reversed(below):
-        table = evidence.table(ancestor.id)
-        entries = table[1].exercised.values() if table else ()
-        peak = max((max(entry.get("residual_absmax") or [0.0]) for entry in entries), default=0.0)
-        if 0.0 < peak < NEEDED_FROM:
-            reason = f"not needed: max abs X is {peak:.0f} in {ancestor.id}; a BF16 ULP reaches 2 from 256 on"
-            return {"status": State.NOT_NEEDED, "reasons": [f"{reason} (Part A not applied)"]}
-    how = (
-        f"on request: snakemake {variant.id}; needed only if repetition sets in earlier than the reference's"
-    )
-    return {"status": State.NOT_RUN, "reasons": [how]}
-
-
 def wanted(config: Config, target: str | None) -> list[Variant]:
-    """A variant and its ancestors, or the whole ladder."""
-    return config.ladder.lineage(target) if target else list(config.ladder)
+    """A variant and its ancestors, those of ``B5``, or the whole ladder."""
+    return config.ladder.about(target)
 
 
 def collect(results: Path, config: Config, target: str | None = None) -> dict[str, Any]:

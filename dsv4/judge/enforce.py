@@ -14,7 +14,7 @@ from dsv4.console import main_guard
 from dsv4.files import write_whole
 from dsv4.judge.broken import faults
 from dsv4.judge.reference_check import in_doubt
-from dsv4.ladder import State
+from dsv4.ladder import B5, State
 
 DONE = "enforced.ok"
 GOOD = (State.PASS, State.NOT_NEEDED)
@@ -33,7 +33,9 @@ def lineage(verdicts: Mapping[str, Mapping[str, Any]], target: str) -> list[str]
 def asked(verdicts: Mapping[str, Mapping[str, Any]], target: str | None) -> list[str]:
     """Spine rungs that count: of the target and its ancestors, or all but those on request."""
     names = (
-        lineage(verdicts, target) if target else [v for v in verdicts if not verdicts[v].get("on_request")]
+        lineage(verdicts, target)
+        if target and target != B5
+        else [v for v in verdicts if not verdicts[v].get("on_request")]
     )
     return [name for name in names if verdicts[name].get("spine")]
 
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit 1 with culprits and faulty texts, or if a foreign reference is unlike ours; else write ``enforced.ok``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--target", help="a variant; only it and its ancestors count")
+    parser.add_argument("--target", help="a variant, only it and its ancestors count; or B5")
     options = parser.parse_args(arguments)
     done = options.results / DONE
     done.unlink(missing_ok=True)
@@ -83,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     gates = json.loads(path.read_text())
     judged, wanted = [verdict["id"] for verdict in gates["variants"]], options.target or "all"
-    if not judged or wanted not in ("all", *judged):
+    if not judged or wanted not in ("all", *([B5] if gates.get("target") == B5 else judged)):
         print(f"error: {path} has no verdict on {wanted}; run snakemake {wanted}", file=sys.stderr)
         return 1
     if doubt := in_doubt(gates):

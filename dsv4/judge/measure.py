@@ -282,6 +282,11 @@ def read(path: Path) -> tuple[pd.DataFrame, Notes]:
     return table.to_pandas(), notes
 
 
+def read_notes(path: Path) -> Notes:
+    """The notes alone, without the table."""
+    return Notes(**json.loads((pq.read_schema(path).metadata or {})[METADATA]))
+
+
 def arguments(description: str | None, *extra: str) -> argparse.ArgumentParser:
     """Command line of a stage: ``--results``, ``--config`` and the options named."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n", 1)[0])

@@ -28,6 +28,7 @@ from dsv4.judge.launches import (
     record_bytes,
     step_bytes,
 )
+from dsv4.judge.residual import judge
 from dsv4.ladder import State
 from dsv4.plan import Plan, change, choices, flatten
 from dsv4.taps import STAGES
@@ -118,9 +119,7 @@ class TestCollect:
         assert states["B0_unfused"]["status"] == "pass"
         assert states["P4"]["status"] == "not_run"
         assert states["P5"]["reasons"] == ["waits for P4, which was not run"]
-        assert states["B5_all"]["reasons"] == [
-            "on request: snakemake B5_all; needed only if repetition sets in earlier than the reference's"
-        ]
+        assert states["B5_all"]["reasons"] == ["on request: snakemake B5_all"]
 
     def test_a_failed_rung_blocks_what_stands_on_it(self, judged):
         write_json(judged.results / "gates" / "P4.json", {"id": "P4", "status": "fail", "spine": True})
@@ -148,9 +147,10 @@ class TestCollect:
     def test_a_small_residual_needs_no_fp32(self, judged):
         small = {"exercised": {"residual_absmax": [80.0, 90.0]}}
         judged.variant("B0_unfused", **small).measured("B0_unfused")
+        write_json(judged.results / "residual.json", judge(judged.results, judged.config))
         states = {verdict["id"]: verdict for verdict in collect(judged.results, judged.config)["variants"]}
         assert states["B5_all"]["status"] == "not_needed"
-        assert "max abs X is 90 in B0_unfused" in states["B5_all"]["reasons"][0]
+        assert "not exercised: max abs X is 90, and" in states["B5_all"]["reasons"][0]
 
     def test_the_run_says_what_was_asked_of_what(self, judged, tmp_path):
         manifest = {"sha256": "c" * 64, "label": "trained nano weights"}
@@ -254,7 +254,7 @@ class TestEnforce:
         rungs = [{"id": "B0", "parent": None, "spine": True, "status": "pass"}]
         rungs += [{"id": "B1", "parent": "B0", "spine": True, "status": state, "reasons": ["why"]}]
         rungs += [{"id": "KV", "parent": "B0", "spine": False, "status": state}]
-        rungs += [{"id": "B5", "parent": "B1", "spine": True, "on_request": True, "status": "not_run"}]
+        rungs += [{"id": "B5_all", "parent": "B1", "spine": True, "on_request": True, "status": "not_run"}]
         write_json(tmp_path / "gates.json", {"variants": rungs})
         good = state in (State.PASS, State.NOT_NEEDED)
         assert enforce_main(["--results", str(tmp_path)]) == (not good)
@@ -266,7 +266,7 @@ class TestEnforce:
         assert ("The audit is complete" in said) == (state in (State.FAIL, State.CANNOT_MEASURE))
         assert (tmp_path / "enforced.ok").exists() == good
         assert enforce_main(["--results", str(tmp_path), "--target", "KV"]) == 0
-        assert enforce_main(["--results", str(tmp_path), "--target", "B5"]) == 1
+        assert enforce_main(["--results", str(tmp_path), "--target", "B5_all"]) == 1
 
     @pytest.mark.parametrize("state", ["fail", "cannot_measure", "not_run", "blocked"])
     def test_who_waits_for_a_culprit_is_none(self, state):
@@ -281,6 +281,16 @@ class TestEnforce:
         asked = [] if target == "all" else ["--target", target]
         assert enforce_main(["--results", str(tmp_path), *asked]) == 1
         assert f"has no verdict on {target}; run snakemake {target}" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("state", "good"), [("pass", True), ("fail", False)])
+    def test_the_ab_counts_the_spine_below_it_and_none_of_its_leaves(self, tmp_path, capsys, state, good):
+        rungs = [{"id": "B4", "parent": None, "spine": True, "status": state, "reasons": ["why"]}]
+        rungs += [{"id": "B5_all", "parent": "B4", "spine": False, "on_request": True, "status": "fail"}]
+        write_json(tmp_path / "gates.json", {"target": "B5", "variants": rungs})
+        assert enforce_main(["--results", str(tmp_path), "--target", "B5"]) == (not good)
+        assert ("B4: why" in capsys.readouterr().err) == (not good)
+        write_json(tmp_path / "gates.json", {"target": None, "variants": rungs})  # of another call
+        assert enforce_main(["--results", str(tmp_path), "--target", "B5"]) == 1
 
     def test_it_exits_1_and_names_them(self, tmp_path, capsys):
         write_json(tmp_path / "gates.json", GATES)

@@ -14,6 +14,7 @@ from dsv4.judge.compare import COLUMNS
 from dsv4.judge.conftest import Audit
 from dsv4.judge.gate import blocker, header, write_json
 from dsv4.judge.measure import Notes, write
+from dsv4.judge.residual import judge
 from dsv4.ladder import Ladder
 from dsv4.prompts import with_taps
 
@@ -122,10 +123,10 @@ def test_measurements_of_what_is_not_shown_are_left_out_and_no_claim_rests_on_th
 
 
 def test_a_residual_is_judged_small_by_measurements_that_count(old):
-    frame, notes = old.references().variant("B0_unfused").measured("B0_unfused")
-    small = replace(notes, exercised={"one": {"residual_absmax": [9.0]}})
-    write(old.results / "metrics" / "B4_head.parquet", frame, small)
+    for rung in old.config.ladder:
+        large = Notes(exercised={"one": {"residual_absmax": [9.0 if rung.id == "B0_unfused" else 300.0]}})
+        write(old.results / "metrics" / f"{rung.id}.parquet", pd.DataFrame(columns=list(COLUMNS)), large)
     (old.results / "gates" / f"{REQUESTED}.json").unlink()
-    assert states(old)[REQUESTED] == "not_needed"
-    write_json(old.results / "gates" / "P4.json", header(old.config.ladder["P4"]) | {"status": "fail"})
-    assert states(old)[REQUESTED] == "not_run"
+    assert judge(old.results, old.config)["verdict"] == "not_run"
+    write_json(old.results / "gates" / "B0_unfused.json", {"id": "B0_unfused", "status": "fail"})
+    assert judge(old.results, old.config)["verdict"] == "not_exercised"

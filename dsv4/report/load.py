@@ -18,7 +18,7 @@ from jsonschema.exceptions import best_match
 
 from dsv4.config import ConfigError
 from dsv4.config import load as load_config
-from dsv4.ladder import Ladder, State, Variant
+from dsv4.ladder import B5, Ladder, State, Variant
 from dsv4.report import casts
 from dsv4.report.kernels import Kernels
 from dsv4.report.kernels import load as load_kernels
@@ -98,7 +98,7 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
             f"--results {results}: no such folder; run `snakemake all`, or name a folder under results/"
         )
     ladder = _ladder(config)
-    rungs = ladder.lineage(target) if target else list(ladder)
+    rungs = ladder.about(target)
     audit = Audit(run=results.resolve().name, ladder=rungs, target=target)
     wanted = [rung.id for rung in rungs]
     _gates(audit, results, wanted)
@@ -122,7 +122,13 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
 
 def _unjudged(audit: Audit) -> list[Gap]:
     """Rungs that should have been judged and were not, unless a blocker explains it; and no measurements."""
-    asked = [rung for rung in audit.ladder if not rung.on_request or rung.id == audit.target]
+    asked = [
+        rung
+        for rung in audit.ladder
+        if not rung.on_request
+        or rung.id == audit.target
+        or (audit.target == B5 and "residual" in rung.change)
+    ]
     names = [rung.id for rung in asked if audit.state(rung) is State.NOT_RUN and not audit.stopped(rung)]
     reasons = (audit.verdicts.get(names[0]) or {}).get("reasons") if names else None
     why = (reasons or ["the run stopped before these gates"])[0]

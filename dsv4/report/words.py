@@ -130,7 +130,7 @@ def headline(audit: Audit) -> tuple[str, State]:
 
 def _first(audit: Audit) -> tuple[str, State]:
     spine = _spine(audit)
-    leaf = audit.ladder[-1] if audit.target and not audit.ladder[-1].spine else None
+    leaf = audit.ladder[-1] if audit.target == audit.ladder[-1].id and not audit.ladder[-1].spine else None
     good = (State.PASS, State.NOT_NEEDED)
     stops = [number for number, rung in enumerate(spine) if audit.state(rung) not in good]
     if not stops:

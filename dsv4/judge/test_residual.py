@@ -1,0 +1,248 @@
+"""``residual.json`` and ``repetition.json`` from the files of a made-up run."""
+
+import json
+import os
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from dsv4.files import write_json, write_parquet
+from dsv4.judge import repetition as repetition_module
+from dsv4.judge import residual as residual_module
+from dsv4.judge.collect import collect, published
+from dsv4.judge.compare import COLUMNS
+from dsv4.judge.conftest import Audit
+from dsv4.judge.gate import header
+from dsv4.judge.launches import FLASH, PRO
+from dsv4.judge.measure import Notes, read_notes, write
+from dsv4.judge.moved import moved
+from dsv4.judge.residual import cost, judge
+from dsv4.plan import flatten
+from dsv4.salvage import drop_stale, due
+from dsv4.taps import BY_NAME
+
+TOKENS, FOUR = 576, ["B5_all", "B5_first_half", "B5_last_half", "B5_single"]
+
+
+class Run(Audit):
+    """A run in which the rungs of the spine passed and have texts that do not repeat early."""
+
+    def __init__(self, results):
+        super().__init__(results)
+        for rung in self.config.ladder.spine():
+            self.passed(rung.id).text(rung.id)
+
+    def passed(self, name, status="pass", peaks=(300.0, 400.0)):
+        rung = self.config.ladder[name]
+        notes = Notes(exercised={"one": {"residual_absmax": list(peaks)}})
+        write(self.results / "metrics" / f"{name}.parquet", pd.DataFrame(columns=list(COLUMNS)), notes)
+        write_json(
+            self.results / "gates" / f"{name}.json", header(rung) | {"status": status, "reasons": ["why"]}
+        )
+        return self
+
+    def text(self, name, own=None, reference=None, kl=1e-2, spread=0.0, plan=None):
+        rung = self.config.ladder[name]
+        loops = [
+            None if onset is None else {"onset": onset, "period": 3, "copies": 9.0}
+            for onset in (own, reference)
+        ]
+        chat = {"own": {"loop": loops[0]}, "reference": {"loop": loops[1]}}
+        prompts = {"chat": chat, "code": {"own": {"loop": None}, "reference": {"loop": None}}}
+        head = {
+            "schema": 1,
+            "variant": name,
+            "plan": plan or flatten(rung.plan),
+            "prompts": prompts,
+        }
+        write_json(self.results / "text" / f"{name}.json", head)
+        noise = np.tile(
+            np.repeat([spread, -spread], 32), TOKENS // 32
+        )  # blocks that differ from the parent's
+        rows = pd.DataFrame({"prompt": ["chat"] * TOKENS + ["code"] * TOKENS, "step": [*range(TOKENS)] * 2})
+        rows = rows.assign(token=rows["step"] % 7, kl_nats=kl + noise)
+        write_parquet(
+            self.results / "text" / f"{name}.parquet", pa.Table.from_pandas(rows, preserve_index=False)
+        )
+        return self
+
+    def judged(self, target=None):
+        """``residual.json``, with ``repetition.json`` written before it as the rules do."""
+        for module in (repetition_module, residual_module):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, "load", lambda path: self.config)
+                patch.setattr(
+                    "sys.argv",
+                    ["x", "--results", str(self.results), *(["--target", target] if target else [])],
+                )
+                assert module.main() == 0
+        return json.loads((self.results / "residual.json").read_text())
+
+    def states(self, target=None):
+        return {each["id"]: each for each in collect(self.results, self.config, target)["variants"]}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run")
+
+
+def test_texts_that_do_not_repeat_early_need_nothing(run):
+    run.text("B4_head", own=100, reference=100)
+    found = run.judged()
+    assert (found["verdict"], found["asked_by"], found["rungs"]) == ("not_needed", [], {})
+    assert found["parent"]["onsets"] == {"chat": 100, "code": None}
+    assert [row["absmax"] for row in found["by_layer"]] == [300.0, 400.0]
+    assert [row["ulp"] for row in found["by_layer"]] == [2.0, 2.0]
+    for name in FOUR:
+        state = run.states()[name]
+        assert (state["status"], state["reasons"][0][:25]) == ("not_needed", "not needed: no passing ru")
+
+
+def test_a_rung_of_the_spine_that_repeats_early_asks_for_it(run):
+    run.text("B1", own=99, reference=100)
+    found = run.judged()
+    assert found["verdict"] == "not_run"
+    assert found["asked_by"] == [{"variant": "B1", "prompt": "chat", "onset": 99, "reference_onset": 100}]
+    assert "B1 repeats from token 99 of chat on" in run.states()["B5_all"]["reasons"][0]
+    assert [rung.id for rung in due(run.results, run.config, None)[-4:]] == FOUR
+    run.passed("B1", "fail")  # a text of an earlier run, of a rung that did not pass
+    assert run.judged()["asked_by"] == []
+
+
+def test_a_text_of_another_plan_or_rung_asks_for_nothing(run):
+    run.text("B1", own=9, reference=None, plan={"q_format": "bf16"})
+    assert run.judged()["asked_by"] == []
+    run.text("B1", own=9, reference=None)
+    assert [each["reference_onset"] for each in run.judged()["asked_by"]] == [None]
+
+
+@pytest.mark.parametrize(
+    ("own", "kl", "verdict"),
+    [
+        (40, 1e-2, "ruled_out"),
+        (100, 1e-2, "contributor"),
+        (None, 1e-2, "contributor"),
+        (40, 9e-3, "contributor"),
+    ],
+)
+def test_what_the_ab_moves_is_read_from_its_texts(run, own, kl, verdict):
+    run.text("B4_head", own=40, reference=100)
+    for name in FOUR:
+        run.passed(name).text(name, own=own, reference=100, kl=kl, spread=1e-3)
+    found = run.judged("B5")
+    assert (found["verdict"], list(found["rungs"])) == (verdict, FOUR)
+    rung = found["rungs"]["B5_all"]
+    assert rung["onsets"] == {"chat": own, "code": None}
+    assert rung["kl_nats"] == pytest.approx(kl, abs=1e-4)
+    assert rung["change"]["moved"] == (kl < 1e-2)
+    assert set(run.states("B5")) == {each.id for each in run.config.ladder.about("B5")}
+    assert "B5_all" in {name for name, each in run.states().items() if each["status"] == "pass"}
+
+
+def test_rungs_that_cannot_be_measured_say_so_and_a_small_residual_says_nothing(run):
+    for rung in run.config.ladder.spine():
+        run.passed(rung.id, peaks=(80.0, 90.0))
+    for name in FOUR:
+        run.passed(name, "cannot_measure", peaks=(80.0, 91.0))
+    found = run.judged("B5")
+    assert found["verdict"] == "not_exercised"
+    assert "max abs X is 91, and" in found["words"]
+    assert found["stopped"] == dict.fromkeys(FOUR, "cannot_measure")
+    assert found["by_layer"][1] == {"layer": 1, "absmax": 91.0, "ulp": 0.5}
+
+
+def test_missing_files_are_what_was_not_run(run):
+    for path in (run.results / "text").iterdir():
+        path.unlink()
+    found = run.judged()
+    assert (found["verdict"], found["parent"], found["mixing"], found["by_step"]) == (
+        "not_run",
+        None,
+        None,
+        [],
+    )
+    run.text("B4_head", own=40, reference=100)
+    run.passed("B5_all").text("B5_all", own=40, reference=100)
+    (run.results / "text" / "B4_head.parquet").unlink()
+    found = run.judged("B5")
+    assert found["rungs"]["B5_all"]["change"] is None
+    assert found["verdict"] == "not_run"
+    empty = judge(run.results / "empty", run.config)
+    assert (empty["verdict"], empty["by_layer"]) == ("not_run", [])
+
+
+def test_steps_and_mixing_come_from_dumps(run):
+    run.references().variant("B4_head")
+    found = run.judged()
+    largest = max(
+        np.abs(run.correct("isolated", "decode", layer, BY_NAME[tap])).max()
+        for layer in (0, 1)
+        for tap in ("streams_mid", "streams")
+    )
+    assert len(found["by_step"]) == 8
+    assert max(row["absmax"] for row in found["by_step"]) == largest
+    assert not found["mixing"]["non_expansive"]  # these combs are Gaussian
+
+
+def test_verdicts_of_the_ab_count_in_all_where_a_text_asks(run):
+    run.text("B4_head", own=40, reference=100)
+    run.passed("B5_all")
+    rung = run.config.ladder["B5_all"]
+    path = run.results / "gates" / "B4_head.json"
+    os.utime(path, (path.stat().st_atime + 9, path.stat().st_mtime + 9))
+    assert published(run.results, run.config, rung) is None  # nothing renewed it
+    run.judged()
+    assert published(run.results, run.config, rung)["status"] == "pass"
+
+
+def test_a_crash_leaves_nothing_that_is_older_than_a_verdict(run):
+    run.judged()
+    prompts = []
+    drop_stale(run.results, run.config, prompts)
+    assert (run.results / "residual.json").exists()
+    path = run.results / "gates" / "B4_head.json"
+    os.utime(path, (path.stat().st_atime + 9, path.stat().st_mtime + 9))
+    drop_stale(run.results, run.config, prompts)
+    assert not (run.results / "residual.json").exists()
+    assert not (run.results / "repetition.json").exists()
+
+
+@pytest.mark.parametrize(("sizes", "layers", "a_token"), [(FLASH, 43, 32768), (PRO, 61, 57344)])
+def test_an_fp32_residual_costs_two_bytes_a_value_of_each_stream(run, sizes, layers, a_token):
+    found = cost(sizes, run.config.ladder.residuals())
+    assert (found["layers"], found["bytes_per_token"], found["persistent_bytes"]) == (layers, a_token, 0)
+    assert found["bandwidth_bytes_per_step"] == layers * 4 * a_token
+    assert found["by_rung"] == {
+        "B5_all": layers * 4 * a_token,
+        "B5_first_half": layers // 2 * 4 * a_token,
+        "B5_last_half": (layers - layers // 2) * 4 * a_token,
+        "B5_single": 4 * a_token,
+    }
+
+
+def positions(kl, prompts=("a", "b")):
+    return pd.concat([
+        pd.DataFrame({"prompt": prompt, "step": range(len(kl)), "token": 1, "kl_nats": kl}) for prompt in prompts
+    ])  # fmt: skip
+
+
+def test_a_change_is_held_against_the_means_of_blocks():
+    flat = np.full(64, 1e-2)
+    up = np.repeat([0.0, 4e-4], 32)  # means of blocks: 0, 4e-4, 0, 4e-4
+    found = moved(positions(flat + up), positions(flat))
+    error = np.std([0.0, 4e-4] * 2, ddof=1) / 2
+    assert found == {"kl_change": pytest.approx(2e-4), "se": pytest.approx(error), "moved": False}
+    assert moved(positions(flat - 1e-3 - up), positions(flat))["moved"]
+    assert not moved(positions(flat[:1] + 1, ["a"]), positions(flat[:1], ["a"]))["moved"]  # a single block
+    with pytest.raises(ValueError, match="other tokens"):
+        moved(positions(flat), positions(flat).assign(token=2))
+    with pytest.raises(ValueError, match="other tokens"):
+        moved(positions(flat), positions(flat[:9]))
+
+
+def test_notes_are_read_without_their_table(run):
+    path = run.results / "metrics" / "B0.parquet"
+    assert read_notes(path) == Notes(exercised={"one": {"residual_absmax": [300.0, 400.0]}})
