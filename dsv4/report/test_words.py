@@ -112,6 +112,13 @@ def test_a_leafs_broken_text_leads_its_own_page_alone(passing):
     assert own == (f"B1_q2 passes its gate, but {SAID}.", State.FAIL)
 
 
+def test_the_residuals_ab_is_a_page_about_what_it_stands_on(passing):
+    found = audit(passing, "B5")
+    assert [rung.id for rung in found.ladder][-4:] == ["B5_all", "B5_first_half", "B5_last_half", "B5_single"]
+    assert words.headline(found)[0].startswith("All 12 rungs pass")
+    assert "B5_all" in " ".join(gap.what for gap in found.gaps)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
