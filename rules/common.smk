@@ -6,7 +6,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
+from snakemake.exceptions import IncompleteCheckpointException, WorkflowError
+from snakemake.io import checkpoint_target
 
 from dsv4 import config as configuration
 from dsv4 import preflight
@@ -16,6 +17,7 @@ from dsv4.commits import history
 from dsv4.commits.branch import default_rung, pinned, repository
 from dsv4.engine.spec import identity
 from dsv4.judge.limits import LimitError, tightened
+from dsv4.ladder import B5
 from dsv4.plan import flatten
 from dsv4.prompts import load_prompts, with_taps, with_text
 
@@ -25,6 +27,9 @@ try:
         configuration.with_options(FILE, workflow.config_settings.config)
     )  # and which commits: --config
     VARIANTS = [variant.id for variant in CONFIG.ladder]
+    RESIDUALS = [variant.id for variant in CONFIG.ladder.residuals()]  # the A/B of `snakemake B5`
+    AB = [B5] if RESIDUALS and B5 not in VARIANTS else []
+    WHOLE, TARGETS = ["all", *AB], [*VARIANTS, *AB]  # about several rungs; not about all
     preflight.check(CONFIG)
     # The prompts with taps name the run, so that no rule of theirs has the file among its inputs; texts are made anew
     # within a run (text_prompts).

@@ -2,11 +2,11 @@
 
 
 def target():
-    """The variant that this call is about, None for the whole ladder; targets are known after parsing."""
-    named = [name for name in workflow.dag_settings.targets or [] if name in CONFIG.ladder]
+    """The variant or A/B that this call is about, None for the whole ladder; targets are known after parsing."""
+    named = [name for name in workflow.dag_settings.targets or [] if name in TARGETS]
     if len(set(named)) > 1:
         raise WorkflowError(
-            f"{', '.join(named)}: one variant a call, since each ends in a page of its own; or all"
+            f"{', '.join(named)}: one variant a call, since each ends in a page of its own; or {', '.join(WHOLE)}"
         )
     return named[0] if named else None
 
@@ -22,8 +22,34 @@ def target_option(wildcards):
 
 
 def wanted(wildcards=None):
-    """Ids that this call judges: the ladder without what is on request, or one variant and its ancestors."""
-    return [rung.id for rung in (CONFIG.ladder.lineage(target()) if target() else CONFIG.ladder.default())]
+    """Ids that this call judges: the ladder without what is on request, or a target and its ancestors."""
+    return [rung.id for rung in (CONFIG.ladder.about(target()) if target() else CONFIG.ladder.default())]
+
+
+def asked_for(variant):
+    """Whether this call judges a variant: it is wanted, or the whole ladder is and a text asks for the A/B.
+
+    Raises towards Snakemake while texts that may ask are not there.
+    """
+    if variant in wanted():
+        return True
+    if target() or variant not in RESIDUALS or any(status(below) != "pass" for below in lineage(variant)):
+        return False
+    return bool(asking()["asked_by"])
+
+
+def asking():
+    """Texts that ask for the residual's A/B; raises towards Snakemake while they are not known.
+
+    That they are to be looked at again shows only when their rungs are judged, after Snakemake took the file of the
+    last run for made. Until it is made again what asked then asks: at worst the A/B runs once more than it need.
+    """
+    found = checkpoints.repetition.get().output[0]
+    try:
+        with open(found, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        raise IncompleteCheckpointException(checkpoints.repetition.rule, checkpoint_target(found))
 
 
 def lineage(variant):
@@ -138,7 +164,7 @@ def judged(variant):
     """
 
     def files(wildcards):
-        if variant not in wanted() or any(status(below) != "pass" for below in lineage(variant)):
+        if not asked_for(variant) or any(status(below) != "pass" for below in lineage(variant)):
             return []
         status(variant)
         return [f"{RESULTS}/gates/{variant}.json", f"{RESULTS}/metrics/{variant}.parquet"]
@@ -195,6 +221,22 @@ def reference_texts(wildcards):
     return expand("<results>/text/trained.h5") if TEXTS else []
 
 
+def texts_of_spine(wildcards):
+    """Texts of the spine's rungs that this call judges and that passed."""
+    return [file for rung in CONFIG.ladder.spine() for file in texted(rung.id)(wildcards)]
+
+
+def texts_of_residuals(wildcards):
+    """Texts of the residual's A/B; that of what it stands on is among the spine's."""
+    return [file for variant in RESIDUALS for file in texted(variant)(wildcards)]
+
+
+def about_residual(wildcards):
+    """What the residual's A/B says, where the call is about it or about the whole ladder."""
+    about = target() in (None, B5, *RESIDUALS)
+    return expand("<results>/residual.json") if RESIDUALS and about else []
+
+
 def before(variant):
     """As :func:`judged`, whatever its age: what is timed is the code and the plan, not the verdict."""
     return lambda wildcards: [ancient(path) for path in judged(variant)(wildcards)]
@@ -230,8 +272,8 @@ def noise_of_baseline(wildcards):
 def no_such_target(wildcards):
     """Say what there is; Snakemake alone would only say that no rule makes it."""
     raise WorkflowError(
-        f"no variant or target {wildcards.name!r}; variants: {', '.join(VARIANTS)}; targets: all, reference, report, build,"
-        " bench, commits, bisect, verify_commits"
+        f"no variant or target {wildcards.name!r}; variants: {', '.join(VARIANTS)}; targets: {', '.join(WHOLE)},"
+        " reference, report, build, bench, commits, bisect, verify_commits"
     )
 
 

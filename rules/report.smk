@@ -24,6 +24,7 @@ rule collect:
         manifest="<results>/checkpoint.json",
         times=times_on_kernels,
         reference="<results>/reference_check.json" if CONFIG.reference else [],
+        residual=about_residual,
         claims="data/claims.yaml",
         config=str(CONFIG.path),
         code=closure("dsv4.judge.collect"),
@@ -49,6 +50,7 @@ rule report:
         claims="<results>/claims.json",
         closure="<results>/closure.json",
         noise=noise_of_baseline,
+        residual=about_residual,
         casts="<results>/casts.json",
         code=closure("dsv4.report"),
     output:

@@ -1,8 +1,8 @@
 """Stands in for any stage in the tests of the rules: writes that stage's outputs, new ones every time.
 
 ``script.json`` beside the Snakefile tells it what to do: ``status`` of variants, those that are bit-``equal`` to their
-parents, ``crash`` of [stage, variant] pairs, ``sleep`` seconds of stages; and the ids of the ``prompts``, of the
-``spine`` and of each variant's ``lineage``.
+parents, ``crash`` of [stage, variant] pairs, ``sleep`` seconds of stages, ``repeats``: variants whose text repeats
+early; and the ids of the ``prompts``, of the ``spine`` and of each target's ``lineage``.
 """
 
 import argparse
@@ -61,6 +61,13 @@ def main() -> None:
         write(results / "reference_check.json")
     elif STAGE == "measure":
         write(results / "metrics" / f"{variant}.parquet")
+    elif STAGE == "repetition":
+        texts = [path.stem for path in sorted((results / "text").glob("*.json"))]
+        asking = [{"variant": name} for name in texts if name in script["repeats"]]
+        write(results / "repetition.json", json.dumps({"asked_by": asking, "at": time.time_ns()}))
+    elif STAGE == "residual":
+        texts = sorted(path.stem for path in (results / "text").glob("*.json"))
+        write(results / "residual.json", json.dumps({"texts": texts, "at": time.time_ns()}))
     elif STAGE == "noise":
         write(results / "noise" / f"{variant}.parquet")
     elif STAGE == "times":

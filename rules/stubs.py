@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dsv4.code_inputs import ONLY_WHERE
 from dsv4.config import load
+from dsv4.ladder import B5
 from dsv4.prompts import with_taps
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +38,8 @@ COPIED += [
         "preflight",
         "taps",
         "judge/limits",
+        "judge/onsets",
+        "judge/residual_verdict",
         "model/__init__",
         "model/config",
         "salvage",
@@ -66,7 +69,7 @@ STAGES += [
     "judge.reached",
     "judge.collect",
 ]
-STAGES += ["judge.enforce", "casts", "report.__main__"]
+STAGES += ["judge.repetition", "judge.residual", "judge.enforce", "casts", "report.__main__"]
 STAGES += ["commits.audit", "commits.enforce", "commits.bisect", "commits.verify", "report.commits"]
 MODEL = ["kernels.op.ref", *(file.removesuffix(".py").replace("/", ".") for file in ONLY_WHERE)]
 IMPORTS = {
@@ -101,12 +104,11 @@ class Workflow:
 
     def script(self, **changes):
         """Tell the stubs what to do, see stage_stub.py."""
-        content = {"status": {}, "equal": [], "crash": [], "sleep": {}}
+        content = {"status": {}, "equal": [], "crash": [], "sleep": {}, "repeats": []}
         content["prompts"] = with_taps(self.folder / "data/prompts.yaml")
         content["spine"] = [rung.id for rung in self.ladder.spine()]
-        content["lineage"] = {
-            rung.id: [low.id for low in self.ladder.lineage(rung.id)] for rung in self.ladder
-        }
+        targets = [rung.id for rung in self.ladder] + ([B5] if self.ladder.residuals() else [])
+        content["lineage"] = {name: [low.id for low in self.ladder.about(name)] for name in targets}
         (self.folder / "script.json").write_text(json.dumps(content | changes))
 
     def edit(self, name, old, new):

@@ -1,11 +1,11 @@
 # One target a rung, and a clear word about targets that are not there.
 
-# A rung's target is the same end; what is judged follows from it (wanted in common.smk).
-for variant_id in VARIANTS:
+# A rung's target is the same end, and B5's; what is judged follows from it (wanted in functions.smk).
+for target_id in TARGETS:
 
     rule:
         name:
-            variant_id
+            target_id
         input:
             "<results>/enforced.ok",
 

@@ -16,7 +16,7 @@ from rules.stubs import Workflow
 
 BOUND = next(limit for limit in limits() if limit.direction == "max")
 LIMIT = ("return not (value <= self.value", "return not (value <= 0.5 * self.value")
-ALL = {"collect": 1, "report": 1, "enforce": 1, "all": 1}
+ALL = {"residual": 1, "collect": 1, "report": 1, "enforce": 1, "all": 1}
 CODE = {"closure": 1}  # any edit of a source may change what is reached
 
 
