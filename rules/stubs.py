@@ -51,6 +51,7 @@ COPIED += [
         "commits/history",
         "commit_options",
         "generate/__init__",
+        "generate/options",
         "generate/stops",
     )
 ]
