@@ -22,12 +22,12 @@ from dsv4.judge.collect import published, wanted
 from dsv4.judge.launches import FLASH, PRO, Sizes, step_bytes, stream_bytes
 from dsv4.judge.measure import arguments, read_notes
 from dsv4.judge.mixing import mixing
-from dsv4.judge.moved import moved
 from dsv4.judge.onsets import asked_by, onsets
 from dsv4.judge.repetition import own_texts
 from dsv4.judge.residual_verdict import FILE, Found, Tried, decide
 from dsv4.judge.streams import lines, peaks, step_peaks
 from dsv4.judge.summary import number
+from dsv4.judge.text_change import paired_change
 from dsv4.judge.text_head import read_head
 from dsv4.ladder import State, Variant
 from dsv4.plan import Plan, flatten
@@ -137,7 +137,7 @@ def _change(own: pd.DataFrame | None, below: pd.DataFrame | None) -> dict[str, A
     if own is None or below is None:
         return None
     try:
-        return moved(own, below)
+        return paired_change(own, below).as_dict()
     except ValueError:  # no pairs: one of the two is of an earlier run, or holds NaN
         return None
 

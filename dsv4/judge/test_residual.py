@@ -17,7 +17,6 @@ from dsv4.judge.conftest import Audit
 from dsv4.judge.gate import header
 from dsv4.judge.launches import FLASH, PRO
 from dsv4.judge.measure import Notes, read_notes, write
-from dsv4.judge.moved import moved
 from dsv4.judge.residual import cost, judge
 from dsv4.plan import flatten
 from dsv4.salvage import drop_stale, due
@@ -221,26 +220,6 @@ def test_an_fp32_residual_costs_two_bytes_a_value_of_each_stream(run, sizes, lay
         "B5_last_half": (layers - layers // 2) * 4 * a_token,
         "B5_single": 4 * a_token,
     }
-
-
-def positions(kl, prompts=("a", "b")):
-    return pd.concat([
-        pd.DataFrame({"prompt": prompt, "step": range(len(kl)), "token": 1, "kl_nats": kl}) for prompt in prompts
-    ])  # fmt: skip
-
-
-def test_a_change_is_held_against_the_means_of_blocks():
-    flat = np.full(64, 1e-2)
-    up = np.repeat([0.0, 4e-4], 32)  # means of blocks: 0, 4e-4, 0, 4e-4
-    found = moved(positions(flat + up), positions(flat))
-    error = np.std([0.0, 4e-4] * 2, ddof=1) / 2
-    assert found == {"kl_change": pytest.approx(2e-4), "se": pytest.approx(error), "moved": False}
-    assert moved(positions(flat - 1e-3 - up), positions(flat))["moved"]
-    assert not moved(positions(flat[:1] + 1, ["a"]), positions(flat[:1], ["a"]))["moved"]  # a single block
-    with pytest.raises(ValueError, match="other tokens"):
-        moved(positions(flat), positions(flat).assign(token=2))
-    with pytest.raises(ValueError, match="other tokens"):
-        moved(positions(flat), positions(flat[:9]))
 
 
 def test_notes_are_read_without_their_table(run):
