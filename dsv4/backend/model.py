@@ -16,10 +16,9 @@ from dsv4.model.config import ModelConfig
 from dsv4.model.numerics import of_plan
 from dsv4.model.ops import REFS
 from dsv4.model.stages import MODEL_STAGES
-from dsv4.model.transformer import Probe, Transformer, run_stages, unchanged
+from dsv4.model.transformer import Probe, Transformer, unchanged
 from dsv4.model.weights import ModelWeights, on_device
 from dsv4.plan import Plan
-from dsv4.taps import MODEL
 from kernels.hc.kernel import head_collapse
 from kernels.linear.wide_kernel import fp32_linear
 from kernels.rmsnorm.kernel import rmsnorm
@@ -129,13 +128,6 @@ class KernelTransformer(Transformer):
         for cache, chunk in zip(caches, chunks, strict=True):
             cache.advance(len(chunk))  # type: ignore[attr-defined]
         return logits.cpu()
-
-    def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """All stages over a batch whose caches are ready: logits (T, V) FP32 on the device."""
-        streams = self.first_streams(batch)
-        for layer, stages in enumerate(self.stages):
-            streams = run_stages(stages, layer, {"streams": streams}, batch, probe)["streams"]
-        return run_stages(self.head, MODEL, {"streams": streams}, batch, probe)["logits"]
 
     def first_streams(self, batch: Batch) -> Tensor:
         """The embedding, once a stream: (T, N, D) as the residual of layer 0 is stored."""

@@ -1,10 +1,11 @@
 """What every stage of one decoder layer works with: its weights, sizes, rounding points, ops and rotation."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from dsv4.model.cache import Batch
 from dsv4.model.config import ModelConfig
 from dsv4.model.numerics import Numerics
 from dsv4.model.ops import Ops
@@ -13,6 +14,19 @@ from kernels.rope.ref import cos_sin, inverse_frequencies
 
 Env = Mapping[str, Any]
 Written = dict[str, Any]
+
+
+class Stages(Protocol):
+    """Stages of one layer or of the head: the model's own, the noise floor's, or mixed from two models."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Stages, in order."""
+        ...
+
+    def run(self, stage: str, env: Env, batch: Batch) -> Written:
+        """Tensors that ``stage`` writes, given the named tensors it reads."""
+        ...
 
 
 def rope_frequencies(config: ModelConfig, layer: int) -> Tensor:

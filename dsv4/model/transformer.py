@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dsv4.model.cache import Batch, SequenceCache, next_batch
 from dsv4.model.config import ModelConfig
+from dsv4.model.layer import Stages
 from dsv4.model.numerics import Numerics
 from dsv4.model.ops import REFS, Ops
 from dsv4.model.stages import HeadStages, LayerStages, embed
@@ -100,13 +101,24 @@ class Transformer:
         """
         self.check(caches, chunks)
         batch = next_batch(caches, chunks)
-        streams = embed(self.weights, self.config, batch.tokens, self.numerics.residual(0))
-        for layer, stages in enumerate(self.stages):
-            streams = run_stages(stages, layer, {"streams": streams}, batch, probe)["streams"]
-        env = run_stages(self.head, MODEL, {"streams": streams}, batch, probe)
+        logits = self.run(batch, probe)
         for cache, chunk in zip(caches, chunks, strict=True):
             cache.length += len(chunk)
-        return env["logits"]
+        return logits
+
+    def run(self, batch: Batch, probe: Probe = unchanged) -> Tensor:
+        """All stages over a batch whose caches are ready: logits (T, V) FP32."""
+        return self.run_from(0, self.first_streams(batch), batch, probe)
+
+    def first_streams(self, batch: Batch) -> Tensor:
+        """The embedding, once a stream: (T, N, D) as the residual of layer 0 is stored."""
+        return embed(self.weights, self.config, batch.tokens, self.numerics.residual(0))
+
+    def run_from(self, first: int, streams: Tensor, batch: Batch, probe: Probe = unchanged) -> Tensor:
+        """Layers ``first`` and above, then the head, over the streams (T, N, D) that enter it: logits (T, V) FP32."""
+        for layer in range(first, len(self.stages)):
+            streams = run_stages(self.stages[layer], layer, {"streams": streams}, batch, probe)["streams"]
+        return run_stages(self.head, MODEL, {"streams": streams}, batch, probe)["logits"]
 
     def check(self, caches: Sequence[SequenceCache], chunks: Sequence[Tensor]) -> None:
         """Refuse what :meth:`forward` cannot take, before anything runs; errors as there."""
@@ -122,7 +134,7 @@ class Transformer:
 
 
 def run_stages(
-    stages: LayerStages | HeadStages, layer: Layer, env: dict[str, Any], batch: Batch, probe: Probe
+    stages: Stages, layer: Layer, env: dict[str, Any], batch: Batch, probe: Probe
 ) -> dict[str, Any]:
     """Chain the stages of one layer (or the head) over ``env``; returns everything written."""
     for stage in stages.names:

@@ -15,6 +15,7 @@ from torch import Tensor
 from dsv4.dump import DumpReader
 from dsv4.model.cache import Batch, Segment, SequenceCache
 from dsv4.model.config import LayerKind, ModelConfig
+from dsv4.model.layer import Stages
 from dsv4.model.memory import Closed
 from dsv4.model.transformer import Layer, Probe
 from dsv4.run.rows import Rows
@@ -80,19 +81,6 @@ class Reference:
 def _tensor(dump: DumpReader, mode: str, phase: str, layer: Layer, name: str) -> Tensor:
     value = torch.from_numpy(dump.get(mode, phase, layer, name))
     return value.long() if BY_NAME[name].kind == "ids" else value
-
-
-class Stages(Protocol):
-    """Stages of one layer, or of the head: the model's, or the noise floor's own."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Stages, in order."""
-        ...
-
-    def run(self, stage: str, env: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
-        """Tensors that ``stage`` writes, given the named tensors it reads."""
-        ...
 
 
 class Model(Protocol):
