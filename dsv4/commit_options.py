@@ -37,7 +37,7 @@ class Commits:
     @property
     def words(self) -> list[str]:
         """Options of a command line that say the same: ``--base main --head my-branch``."""
-        given = {name: getattr(self, name) for name in ("base", "head", "repo", "rung")}
+        given = {name: getattr(self, name) for name in OPTIONS}
         return [
             word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))
         ]

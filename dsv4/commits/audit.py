@@ -4,7 +4,6 @@
 floor of its plan must be there. It may be called from several processes at once.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,13 +15,14 @@ from filelock import FileLock
 from rich.console import Console
 
 from dsv4.commits import history
+from dsv4.commits import options as branch_options
 from dsv4.commits.branch import Branch, TrailerError, default_rung, repository
 from dsv4.commits.code import own_sha256
 from dsv4.commits.confirm import confirm_by_aba
 from dsv4.commits.judge import Against, Measured, judge, listed, of_parent
 from dsv4.commits.run import Outcome, ensure
 from dsv4.commits.sites import moved
-from dsv4.config import Config, ConfigError, load, with_options
+from dsv4.config import Config, ConfigError
 from dsv4.console import main_guard
 from dsv4.files import write_json
 from dsv4.judge.evaluate import Finding, place
@@ -274,22 +274,15 @@ def collect(results: Path, config: Config, base: str, head: str) -> dict[str, An
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge ``--commit``, or all and write ``commits.json``; exits 0 whatever it finds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
-    parser.add_argument("--results", type=Path, required=True, help="folder of the run, results/<run>")
+    parser = branch_options.parser(__doc__)
     parser.add_argument("--commit", help="judge this one alone")
-    for name in ("base", "head", "repo", "rung"):
-        parser.add_argument(f"--{name}", help="as in config.yaml: commits")
     options = parser.parse_args(arguments)
-    names = ("base", "head", "repo", "rung")
-    config = with_options(load(options.config), {name: getattr(options, name) for name in names})
+    config = branch_options.configured(options)
     console = Console(stderr=True)
     if options.commit:
         _say(console, verdict(options.results, config, options.commit))
         return 0
-    if not (config.commits.base and config.commits.head):
-        raise ConfigError("commits: give base and head, as in --config base=main head=my-branch")
-    found = collect(options.results, config, config.commits.base, config.commits.head)
+    found = collect(options.results, config, *branch_options.ends(config, "commits"))
     write_json(options.results / "commits.json", found)
     for each in found["commits"]:
         _say(console, each)

@@ -30,10 +30,11 @@ from rich.console import Console
 
 from dsv4.code_inputs import ROOT
 from dsv4.commits import history
+from dsv4.commits import options as branch_options
 from dsv4.commits.branch import Branch, repository
 from dsv4.commits.question import Judged, Question
 from dsv4.commits.search import Answer, Found, search
-from dsv4.config import Config, ConfigError, load, run_id, with_options
+from dsv4.config import Config, ConfigError, run_id
 from dsv4.console import main_guard
 from dsv4.files import write_json
 from dsv4.judge.evaluate import place
@@ -168,20 +169,16 @@ def step(config: Config, options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Bisect and write ``bisect.json``; 0 if a commit was found, else 1 and why not."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
-    parser.add_argument("--results", type=Path, required=True, help="folder of the run, results/<run>")
-    for name in ("base", "head", "repo", "rung", "tap", "metric"):
+    parser = branch_options.parser(__doc__)
+    for name in ("tap", "metric"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--limit", type=float)
     options = parser.parse_args(arguments)
-    names = ("base", "head", "repo", "rung")
-    config = with_options(load(options.config), {name: getattr(options, name) for name in names})
-    if not (config.commits.base and config.commits.head):
-        raise ConfigError("bisect: give base and head, as in --config base=main head=my-branch")
+    config = branch_options.configured(options)
+    base, head = branch_options.ends(config, "bisect")
     question = Question.of(options.tap, options.limit, options.metric)
-    base = history.resolve(repository(config), config.commits.base)
-    found = Bisection(Branch(options.results, config, base), question).run(config.commits.head)
+    ground = history.resolve(repository(config), base)
+    found = Bisection(Branch(options.results, config, ground), question).run(head)
     write_json(options.results / "bisect.json", found)
     console = Console(stderr=True)
     for line in say(found):

@@ -17,7 +17,6 @@ A commit that moves no number needs no trailers: its code is its parent's, or al
 What it carries all the same is compared.
 """
 
-import argparse
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,10 +28,11 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from dsv4.commits import audit, history
+from dsv4.commits import options as branch_options
 from dsv4.commits.band import Band, band
 from dsv4.commits.branch import Branch, repository
 from dsv4.commits.evidence import FORMATS, EvidenceError, of_verdict
-from dsv4.config import Config, ConfigError, load, with_options
+from dsv4.config import Config, ConfigError
 from dsv4.console import main_guard
 from dsv4.files import write_json
 from dsv4.ladder import State
@@ -293,10 +293,8 @@ def verify(results: Path, config: Config, say: Callable[[Checked], None] = lambd
     ConfigError
         No base or head, no such commits, another verification runs, or references or floors are missing.
     """
-    asked = config.commits
-    if not (asked.base and asked.head):
-        raise ConfigError("verify_commits: give base and head, as in --config base=main head=my-branch")
-    shas = [commit.sha for commit in history.commits(repository(config), asked.base, asked.head)]
+    base, head = branch_options.ends(config, "verify_commits")
+    shas = [commit.sha for commit in history.commits(repository(config), base, head)]
     fresh = results / FRESH
     try:
         with FileLock(results / f"{FRESH}.lock", timeout=0):
@@ -316,14 +314,8 @@ def verify(results: Path, config: Config, say: Callable[[Checked], None] = lambd
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Verify a branch and write ``verified.json``; 1 if a commit is refused."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--config", type=Path, default=Path("config.yaml"))
-    parser.add_argument("--results", type=Path, required=True, help="folder of the run, results/<run>")
-    names = ("base", "head", "repo", "rung")
-    for name in names:
-        parser.add_argument(f"--{name}", help="as in config.yaml: commits")
-    options = parser.parse_args(arguments)
-    config = with_options(load(options.config), {name: getattr(options, name) for name in names})
+    options = branch_options.parser(__doc__).parse_args(arguments)
+    config = branch_options.configured(options)
     console = Console(stderr=True)
 
     def say(checked: Checked) -> None:
