@@ -7,8 +7,6 @@
 """
 
 import argparse
-import base64
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,17 +17,16 @@ from typing import Any
 import altair as alt
 import pandas as pd
 import vl_convert
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dsv4.console import main_guard
 from dsv4.files import write_whole
 from dsv4.ladder import State
 from dsv4.report import digits, theme
+from dsv4.report.document import filled
 from dsv4.report.strip import Strip, strip
 from dsv4.report.words import WORDS, place
 
-HERE = Path(__file__).parent
 KINDS = {
     "base": "base",
     "no_numerics": "no numerics changed",
@@ -46,7 +43,6 @@ MOST = 3  # stages of a commit that the table names
 
 def render(found: Mapping[str, Any], now: datetime | None = None) -> str:
     """The page of ``commits.json``'s content."""
-    style = theme.variables() + (HERE / "page.css").read_text()
     title, tone = headline(found["commits"])
     context = {
         "found": found,
@@ -58,22 +54,8 @@ def render(found: Mapping[str, Any], now: datetime | None = None) -> str:
         "maps": [(tap, Markup(drawn)) for tap in TAPS if (drawn := heat(found["commits"], tap))],
         "tables": [(tap, _numbers(found["commits"], tap)) for tap in TAPS],
         "now": now or datetime.now(UTC),
-        "style": Markup(style),
-        "policy": _policy(style),
     }
-    env = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return env.get_template("commits.html.j2").render(context)
-
-
-def _policy(style: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return filled("commits.html.j2", context)
 
 
 def _labels(found: Mapping[str, Any]) -> list[str]:

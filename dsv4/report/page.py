@@ -1,16 +1,12 @@
 """From an audit to one self-contained HTML text."""
 
-import base64
-import hashlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import vl_convert
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dsv4.ladder import State
@@ -30,11 +26,10 @@ from dsv4.report import (
     theme,
     words,
 )
+from dsv4.report.document import HERE, filled
 from dsv4.report.ledger import costs, ledger
 from dsv4.report.load import Audit
 from dsv4.report.marks import TAP_ORDER
-
-HERE = Path(__file__).parent
 
 
 def render(audit: Audit, now: datetime | None = None) -> str:
@@ -56,7 +51,6 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         frames.end_to_end(audit.metrics), ledger(audit), step_time.frame(audit), order
     )
     title, tone = words.headline(audit)
-    script, style = _sources()
     context: dict[str, Any] = {
         "audit": audit,
         "macros": theme.MACROS,
@@ -93,18 +87,8 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "digits": digits,
         "packed": packed,
         "specs": Markup(panels.specs([*one, *whole])),  # every "<" is escaped
-        "script": Markup(script),  # ours and Vega's, hashed in the policy
-        "style": Markup(style),
-        "policy": _policy(script, style),
     }
-    env = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return env.get_template("page.html.j2").render(context)
+    return filled("page.html.j2", context, _script())
 
 
 def _among(names: Iterable[str], column: Iterable[str]) -> list[str]:
@@ -134,20 +118,7 @@ def _first(audit: Audit, shown: list[str]) -> str:
 
 
 @cache
-def _sources() -> tuple[str, str]:
-    script = (
-        "{"
-        + vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-        + "}\n"
-        + (HERE / "page.js").read_text()
-    )
-    return script, theme.variables() + (HERE / "page.css").read_text()
-
-
-def _policy(script: str, style: str) -> str:
-    """Nothing may load, and only these two texts may run or style."""
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)]
-    return (
-        f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
+def _script() -> str:
+    """Vega's script, then ours."""
+    vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return "{" + vega + "}\n" + (HERE / "page.js").read_text()
