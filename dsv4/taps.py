@@ -4,6 +4,7 @@ One table for the model (what to record), the dumps (what to expect), the judge 
 compare) and the faults (where to inject). Imports nothing of ours.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -177,3 +178,9 @@ def layer_taps(compress_ratio: int, mode: str = "isolated") -> tuple[Tap, ...]:
         | ({"csa"} if compress_ratio == 4 else set())
     )
     return tuple(tap for tap in TAPS if tap.where in has and (tap.compounded or mode == "isolated"))
+
+
+def span(layers: Sequence[int]) -> str:
+    """Layer numbers as text: ``3 to 7`` for three or more in a row, else each."""
+    whole = len(layers) > 2 and list(layers) == list(range(layers[0], layers[-1] + 1))
+    return f"{layers[0]} to {layers[-1]}" if whole else ", ".join(map(str, layers))

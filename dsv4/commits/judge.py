@@ -14,7 +14,7 @@ from dsv4.judge.gate import Confirm, found_in, judged
 from dsv4.judge.measure import Folders, Measurer, measured
 from dsv4.ladder import Ladder, State, Variant
 from dsv4.plan import difference
-from dsv4.taps import BY_NAME, MODEL
+from dsv4.taps import BY_NAME, MODEL, span
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def two_sites(branch: Branch, sha: str, against: Against, change: Mapping[str, A
     units = _units(branch, sha, against)
     if len(units) < 2:
         return ""
-    stages = "; ".join(f"{site['stage']} ({_layers(site['layers'])})" for site in found)
+    stages = "; ".join(f"{site['stage']} ({_where(site['layers'])})" for site in found)
     also = f"; and what {', '.join(change)} claims" if change else ""
     return (
         f"two sites: {stages}{also} moved against {against.sha[:10]}, and no single op explains it:"
@@ -217,13 +217,12 @@ def _units(branch: Branch, sha: str, against: Against) -> list[str]:
     return [" with ".join(group) for group in groups]
 
 
-def _layers(layers: list[Any]) -> str:
+def _where(layers: list[Any]) -> str:
+    """The layers of a site in words, which may be none."""
     numbers = [layer for layer in layers if layer != MODEL]
     if not numbers:
         return "after the last layer"
-    whole = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2
-    listed = f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
-    return f"layer{'s' if len(numbers) > 1 else ''} {listed}"
+    return f"layer{'s' if len(numbers) > 1 else ''} {span(numbers)}"
 
 
 def _culprit(found: list[dict[str, Any]]) -> dict[str, Any] | None:

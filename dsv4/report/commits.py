@@ -26,6 +26,7 @@ from dsv4.report import digits, theme
 from dsv4.report.document import filled
 from dsv4.report.strip import Strip, strip
 from dsv4.report.words import WORDS, place
+from dsv4.taps import MODEL, span
 
 KINDS = {
     "base": "base",
@@ -119,10 +120,9 @@ def _moved(verdict: Mapping[str, Any]) -> str:
 
 
 def _layers(layers: Sequence[Any]) -> str:
-    numbers = [layer for layer in layers if isinstance(layer, int)]
-    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, layers))
+    """Layer numbers for a cell, and ``model`` for what lies beyond the last."""
+    numbers = [layer for layer in layers if layer != MODEL]
+    return ", ".join([*([span(numbers)] if numbers else []), *([MODEL] if MODEL in layers else [])])
 
 
 def _cells(verdict: Mapping[str, Any], tap: str) -> pd.DataFrame:

@@ -71,6 +71,22 @@ def test_the_first_words_are_the_first_failure(chosen, title, tone):
     assert headline([COMMITS[at] for at in chosen]) == (title, tone)
 
 
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([4], "4"),
+        ([4, 5], "4, 5"),
+        ([4, 5, 6], "4 to 6"),
+        ([1, 3, 5], "1, 3, 5"),
+        (["model"], "model"),
+        ([0, 1, 2, "model"], "0 to 2, model"),
+    ],
+)
+def test_layers_that_moved_are_all_said(layers, said):
+    moved = verdict(1, "fail", "one_site", sites=[{"stage": "logits", "layers": layers, "taps": []}])
+    assert f">logits ({said})" in render(FOUND | {"commits": [COMMITS[0], moved]})
+
+
 def test_the_labels_say_whose_reference_it_was_if_a_foreign_one_was_asked():
     said = {"verdict": "differs", "text": "reference: ours (trained); the foreign one differs"}
     assert '<span class="label">reference: ours (trained); the foreign one differs' in render(
