@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import selectors
+import shlex
 import subprocess
 import sys
 import time
@@ -32,18 +33,13 @@ class Run:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, merge, print; 0 if every row was measured, 3 if one is an error, 2 without a GPU, 1 if none ran."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    args = _arguments(arguments)
+    args = _arguments(argv)
     if refusal := refused():
         print(f"bench: {refusal}", file=sys.stderr)
         return 2
     old = results.load(args.out)
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    head = {
-        "date": now,
-        "command": f"python -m kernels.bench {' '.join(arguments)}".strip(),
-        "commit": commit(),
-    }
+    head = {"date": now, "command": command(args), "commit": commit()}
     head |= {"device": None, "versions": None, "ceilings": None, "tests": results.tests(args.tests)}
     run = Run(head)
     all_ops = [path.parent.name for path in sorted(ROOT.glob("*/bench.py"))]
@@ -61,7 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ERRORS if wrong else 0
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+def command(args: argparse.Namespace) -> str:
+    """What measures the same again, anywhere: the options without the files of this machine."""
+    words = [word for op in args.op or () for word in ("--op", op)]
+    words += ["--group", args.group] if args.group else []
+    words += ["--seconds", f"{args.seconds:g}"] if args.seconds is not None else []
+    return shlex.join(["python", "-m", "kernels.bench", *words])
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=Path("results/bench.json"), help="merged into, row by row"

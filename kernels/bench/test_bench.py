@@ -197,3 +197,19 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys, tmp_path):
     assert bench.main(["--out", str(tmp_path / "bench.json")]) == 2
     assert "sees no CUDA device" in capsys.readouterr().err
     assert not (tmp_path / "bench.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], ""),
+        (
+            ["--out", "/some/where/bench.json", "--tests=/some/tests.xml", "--seconds", "270"],
+            " --seconds 270",
+        ),
+        (["--op", "hc", "--op=linear", "--group", "P4 and P5"], " --op hc --op linear --group 'P4 and P5'"),
+        (["--seconds", "0.5", "--out", "other.json"], " --seconds 0.5"),
+    ],
+)
+def test_the_recorded_command_names_no_file_of_the_machine(given, said):
+    assert bench.command(bench._arguments(given)) == f"python -m kernels.bench{said}"
