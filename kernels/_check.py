@@ -11,6 +11,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from kernels.rounding import Round, exact
 
 SIZES = (0, 1, 3, 127, 129)
 THREADS = (1, 2)
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: Gluon has no interpreter")
 
 
 def draw(*shape: int, seed: int, decades: float = 0.0) -> Tensor:

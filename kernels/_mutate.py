@@ -67,7 +67,8 @@ def planted(faults: Sequence[Faults], *marks: pytest.MarkDecorator) -> Callable[
 
     Without ``marks`` it runs under the interpreter alone: on a GPU a wrong address ends the process.
     """
-    marks = marks or (pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="of the interpreter's"),)
+    compiled = not triton.knobs.runtime.interpret
+    marks = marks or (pytest.mark.skipif(compiled, reason="no interpreter: this process compiles kernels"),)
     rows = [
         pytest.param(by, [(some.function, "", "") for some in faults if some.by is by], id=f"as it is-{by}")
         for by in dict.fromkeys(some.by for some in faults)

@@ -22,7 +22,7 @@ from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
 from kernels.sparse_attn.kernel import room, sparse_attn_fp8, sparse_attn_gathered, sparse_attn_widened
 
 GPU = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="CUDA graphs need a GPU")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="no GPU: CUDA graphs need one")]
 B, PAGE, PAGES, EPS = 5, 64, 40, 1e-6
 F32, U8 = torch.float32, torch.uint8
 

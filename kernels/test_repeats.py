@@ -78,7 +78,7 @@ def assert_repeats(case):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the interpreter repeats anything")
 @pytest.mark.parametrize("op", OPS)
 def test_launches_repeat_bit_for_bit(op):
     done = 0

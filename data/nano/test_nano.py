@@ -22,8 +22,8 @@ import sinkhorn
 from kernels.formats import nvfp4
 
 HERE = Path(__file__).resolve().parent
-transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
+transformers = pytest.importorskip("transformers", reason="no transformers: nano's trainer and oracle")
+tokenizers = pytest.importorskip("tokenizers", reason="no tokenizers: nano's tokenizer is made with it")
 
 
 @pytest.fixture(scope="module")

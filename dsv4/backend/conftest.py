@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items):
     """Show which tests wait for a GPU."""
     for item in items:
         if "gpu" in item.keywords and INTERPRETED:
-            item.add_marker(pytest.mark.skip(reason="no GPU here"))
+            item.add_marker(pytest.mark.skip(reason="no GPU: this test is not interpreted"))
 
 
 class InMemory:

@@ -112,7 +112,7 @@ def wait(what, seconds: float = 30.0):
     return found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a child that dies with its parent is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="no Linux: only there a child dies with its parent")
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "kill", "kill -9"]
 )

@@ -302,7 +302,7 @@ def test_every_tensor_is_made_where_the_weights_are(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: refs compared on the CPU only")
 @every_numerics
 def test_refs_on_a_gpu_are_refs_on_a_cpu(name):
     subject, ids = model(name), tokens(40)

@@ -11,12 +11,12 @@ CHROMIUM = shutil.which("chromium")
 ARGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 ARGS += ["--disable-component-update", "--disable-sync"]
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium: apt-get install chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
 def browser():
-    api = pytest.importorskip("playwright.sync_api")
+    api = pytest.importorskip("playwright.sync_api", reason="no playwright: it drives the browser")
     with api.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=CHROMIUM, args=ARGS)
         yield opened

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-pytest.importorskip("rich")
+pytest.importorskip("rich", reason="no rich: the benchmark prints a table")
 
 from kernels.bench import __main__ as bench
 from kernels.bench._fakes import case, path, prepare

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-pytest.importorskip("rich")
+pytest.importorskip("rich", reason="no rich: the benchmark prints a table")
 
 from rich.console import Console
 
@@ -175,7 +175,7 @@ def test_a_page_needs_results(tmp_path, capsys):
 def test_the_committed_page_is_what_the_committed_results_say():
     docs = bench.ROOT.parent / "docs"
     if not (docs / "bench.json").is_file():
-        pytest.skip("no results are committed")
+        pytest.skip("no docs/bench.json: no results are committed")
     assert (docs / "bench.md").read_text() == page.page(results.load(docs / "bench.json"))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("filelock")
-pytest.importorskip("rich")
+pytest.importorskip("filelock", reason="no filelock: a build takes a lock")
+pytest.importorskip("rich", reason="no rich: a build prints a table")
 
 from kernels.build import architecture, check, collect, compile, evidence
 from kernels.build.architecture import ARCHITECTURES
@@ -240,14 +240,14 @@ def test_a_miscompiled_cast_of_the_bundled_ptxas_is_found(op):
     try:
         bundled = tool("ptxas")
     except FileNotFoundError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"no ptxas inside Triton: {error}")
     code, summary, _ = op(TRITON_PTXAS_PATH=str(bundled))
     row = summary["rows"][0]
     assert row["ptxas"]["trusted"] is False
     assert "UNPACK_B" in row["miscompiled_casts"][0]
     assert code == 1
     if not select().trusted:
-        pytest.skip("no ptxas 13 here: nvidia-cuda-nvcc is not installed")
+        pytest.skip("no ptxas 13: nvidia-cuda-nvcc is not installed")
     code, summary, _ = op()  # another ptxas is another key
     assert (code, summary["compiled"]) == (0, 2)
     assert summary["rows"][0]["miscompiled_casts"] == []

@@ -18,7 +18,7 @@ LIMIT = 1.0
 @pytest.fixture
 def hopper(accelerator):
     if accelerator == "cpu" or not here(torch.device(accelerator)):
-        pytest.skip("Gluon for sm_90 is neither interpreted nor built elsewhere")
+        pytest.skip("no Hopper GPU: Gluon for sm_90 is neither interpreted nor built elsewhere")
     return accelerator
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels._check import assert_bitwise, assert_differs, assert_fault_seen, draw
+from kernels._check import assert_bitwise, assert_differs, assert_fault_seen, draw, on_gpu
 from kernels.hc import hopper_kernel, kernel, ref
 from kernels.hc import weights_kernel as weights
 from kernels.hc.mix_kernel import partial_kernel
@@ -14,7 +14,6 @@ BF16, F32 = torch.bfloat16, torch.float32
 HC = {"norm_eps": 1e-6, "hc_eps": 1e-6, "iterations": 20}
 HEAD = {"norm_eps": 1e-6, "hc_eps": 1e-6}
 pytestmark = pytest.mark.usefixtures("poisoned")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Gluon has no interpreter")
 
 
 def inputs(T, D, dtype=BF16, outputs=24, spread=1.0):
@@ -137,7 +136,7 @@ def test_the_hopper_kernel_has_one_order_of_sums(T, D, monkeypatch):
     streams, fn, base, scale = inputs(T, D)
     args = [t.to("cuda") for t in (streams, fn, base, scale)]
     if reason := hopper_kernel.why_not(*args[:2]):
-        pytest.skip(reason)
+        pytest.skip(f"no Hopper kernel here: {reason}")
     few = kernel.mix(*args, **HC, path="hopper")
     assert_near(few, ref.mix(streams.float(), fn, base, scale, **HC), tolerance(streams, fn, scale))
     tiles = weights.hopper_tiles

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kernels._check import on_gpu
 from kernels._mutate import Faults, Seen, planted
 from kernels.hc import columns_hopper_kernel, hopper_kernel
 from kernels.hc import test_hc_kernel as tests
@@ -73,4 +74,4 @@ FAULTS = [
         {"streams of the first tile": ("first_row + (number // STEPS) * BLOCK_T", "first_row")},
     ),
 ]
-test_faults_in_the_source_are_seen = planted(FAULTS, pytest.mark.gpu, tests.on_gpu)
+test_faults_in_the_source_are_seen = planted(FAULTS, pytest.mark.gpu, on_gpu)

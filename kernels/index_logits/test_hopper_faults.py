@@ -2,6 +2,7 @@
 
 import pytest
 
+from kernels._check import on_gpu
 from kernels._mutate import Faults, Seen, planted
 from kernels.index_logits import hopper_kernel
 from kernels.index_logits import test_index_logits_kernel as tests
@@ -59,4 +60,4 @@ FAULTS = [
         },
     ),
 ]
-test_faults_in_the_source_are_seen = planted(FAULTS, pytest.mark.gpu, tests.on_gpu)
+test_faults_in_the_source_are_seen = planted(FAULTS, pytest.mark.gpu, on_gpu)

@@ -15,7 +15,7 @@ from kernels.index_query.ref import folded
 D = 128
 POISON = 1e30
 BLACKWELL = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (10, 0)
-on_blackwell = pytest.mark.skipif(not BLACKWELL, reason="FP4 products are Blackwell's, and not interpreted")
+on_blackwell = pytest.mark.skipif(not BLACKWELL, reason="no Blackwell GPU: FP4 products are not interpreted")
 
 
 def case(B, N, C, H=8, seed=0, decades=0.0):

@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 
-from kernels._check import assert_bitwise, draw
+from kernels._check import assert_bitwise, draw, on_gpu
 from kernels.formats import e4m3, fp8_scaled
 from kernels.index_logits import hopper_kernel, kernel, paged_kernel, ref
 
 D = kernel.HEAD_DIM
 POISON = 1e30
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="Gluon has no interpreter")
 
 
 def case(T, C, H=8, seed=0, decades=0.0):
@@ -120,7 +119,7 @@ def test_the_hopper_kernel_equals_the_ref_and_itself(T, C, fill):
     q, k, scale, weights = case(T, C, 64, seed=T)
     reason = hopper_kernel.why_not(fp8(q, "cuda"))
     if reason:
-        pytest.skip(reason)
+        pytest.skip(f"no Hopper kernel here: {reason}")
     limits = (torch.arange(T, dtype=torch.int32) * 7 + 1) % (C + 3)
     if T == 257:
         limits %= 200  # whole blocks of keys are hidden, and all from the last row

@@ -127,7 +127,7 @@ def test_a_planted_fault_is_seen(fault, accelerator):
 @pytest.mark.gpu
 def test_a_page_far_out_is_reached(accelerator):
     if accelerator == "cpu":
-        pytest.skip("the interpreter copies all 2.5 GB of pages twice")
+        pytest.skip("no GPU: the interpreter copies all 2.5 GB of pages twice")
     page_bytes = RecordLayout(448).page_bytes(64)
     pages = torch.zeros(2**31 // page_bytes + 3, page_bytes, dtype=torch.uint8, device=accelerator)
     kv = draw(1, 512, seed=9)

@@ -89,7 +89,7 @@ def test_sizes_decide_not_the_batch():
 def hopper(accelerator, monkeypatch):
     """A Hopper; counts the launches of the Gluon kernel."""
     if accelerator == "cpu" or not hopper_kernel.here(torch.device(accelerator)):
-        pytest.skip("Gluon for sm_90 is neither interpreted nor built elsewhere")
+        pytest.skip("no Hopper GPU: Gluon for sm_90 is neither interpreted nor built elsewhere")
     count, launch = [], hopper_kernel.launch
 
     def counted(*args, **named):

@@ -105,7 +105,7 @@ def test_the_ptx_gives_the_values_by_hand():
 @pytest.mark.gpu
 def test_packed_arithmetic_equals_plain(accelerator):
     if accelerator == "cpu":
-        pytest.skip("the interpreter runs no PTX")
+        pytest.skip("no GPU: the interpreter runs no PTX")
     codes = torch.randint(0, 256, (256, 64), dtype=torch.uint8, device=accelerator)
     scales = torch.arange(256, dtype=torch.uint8, device=accelerator)[:, None].expand(256, 8).contiguous()
     one, other = (unpacked(codes, scales, how).float().cpu() for how in ("ptx", "plain"))

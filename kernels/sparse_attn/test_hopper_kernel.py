@@ -24,7 +24,7 @@ from kernels.sparse_attn.test_bound import (
 
 CUDA = torch.device("cuda")
 WHY = hopper_kernel.why_not(CUDA) if torch.cuda.is_available() else "there is no GPU"
-on_hopper = pytest.mark.skipif(WHY is not None, reason=f"the Hopper kernel does not run here: {WHY}")
+on_hopper = pytest.mark.skipif(WHY is not None, reason=f"no Hopper kernel here: {WHY}")
 FP8_PATHS = ("b1", "b1_q2", "b1_aligned", "b1_aligned_q2")
 each_path = pytest.mark.parametrize("path", ["b0", *FP8_PATHS])
 

@@ -137,7 +137,7 @@ def hazards(name: str) -> int:
     return int(found[1]) + int(found[2])
 
 
-sanitized = pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not installed")
+sanitized = pytest.mark.skipif(SANITIZER is None, reason="no compute-sanitizer: it comes with CUDA")
 
 
 @pytest.mark.gpu
