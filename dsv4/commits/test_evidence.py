@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from dsv4.__main__ import main as dsv4_main
 from dsv4.commits import audit, evidence
 from dsv4.commits.branch import Branch
 from dsv4.commits.conftest import ROOT, Repository
@@ -108,6 +110,18 @@ def test_trailers_are_what_git_reads_and_what_the_verdict_says(audited):
     assert evidence.of_rung(audited.results, audited.config, "P4")["Audit-Parent"] == "none"
     for key, form in evidence.FORMATS.items():
         assert form.fullmatch(found[key]), key
+
+
+def test_the_command_prints_the_trailers_or_one_line(audited, monkeypatch, capsys):
+    words = ["--config", str(audited.config.path), "--results", str(audited.results)]
+    monkeypatch.setattr(sys, "argv", ["dsv4", "commit-evidence", "P5", *words])
+    assert dsv4_main() == 0
+    found = evidence.of_rung(audited.results, audited.config, "P5")
+    assert capsys.readouterr().out.splitlines() == evidence.lines(found)
+    (audited.results / "gates/P5.json").unlink()
+    assert dsv4_main() == 1
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err[:24]) == ("", "error: P5 was not judged")
 
 
 def test_a_failure_names_its_culprit_and_a_device_its_time(audited):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dsv4.__main__ import main as dsv4_main
 from dsv4.code_inputs import closure
 from dsv4.commits import evidence, hook
 from dsv4.commits.conftest import ROOT, Repository
@@ -161,6 +162,17 @@ def test_installing_twice_is_installing_once_and_uninstalling_leaves_nothing(aud
     assert not path.exists()
     assert not hook.hook_path(repo.folder, hook.CHECK).exists()
     assert "not there" in hook.uninstall(repo.folder)[0]
+
+
+def test_the_command_installs_and_removes(audited, tmp_path, monkeypatch, capsys):
+    repo = Repository(tmp_path / "other")
+    words = ["dsv4", "install-hook", "--repo", str(repo.folder), "--config", str(audited.config.path)]
+    paths = [hook.hook_path(repo.folder, name) for name in hook.SCRIPTS]
+    for more, there in (([], True), (["--uninstall"], False)):
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        assert dsv4_main() == 0
+        assert [path.exists() for path in paths] == [there, there]
+        assert capsys.readouterr().out.splitlines()[0].endswith("installed" if there else "removed")
 
 
 def test_a_hook_of_somebody_else_stays(audited, tmp_path):
