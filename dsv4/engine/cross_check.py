@@ -15,16 +15,14 @@ import numpy as np
 from dsv4.console import main_guard
 from dsv4.dump import DumpReader
 from dsv4.engine.answer import Answer
-from dsv4.engine.job import Ask, Job
+from dsv4.engine.job import Ask, Job, of_reference
 from dsv4.engine.process import run
 from dsv4.engine.spec import EngineError, ForeignReference, declares
 from dsv4.engine.variant import Start, ask_engine
 from dsv4.files import write_json
 from dsv4.judge.evaluate import place
 from dsv4.judge.reference_check import FILE, Verdict
-from dsv4.ladder import Variant
 from dsv4.model.transformer import Layer
-from dsv4.plan import Plan
 from dsv4.run.setup import Setup, parse, prepare
 from dsv4.taps import BY_NAME, MODEL, PHASES
 
@@ -54,18 +52,8 @@ def cross_check(setup: Setup, foreign: ForeignReference, start: Start = run) -> 
     """
     engine = replace(foreign.engine, missing=(*foreign.engine.missing, *STORED))
     shared = {"of": foreign.of, "bound": foreign.bound, "missing": list(foreign.engine.missing)}
-    asked = Variant(
-        id="reference",
-        parent=None,
-        plan=Plan(rounding="none"),
-        change={},
-        spine=False,
-        needs=(),
-        on_request=True,
-        why="",
-    )
     try:
-        job, answer = ask_engine(setup, engine, asked, Ask(), start)
+        job, answer = ask_engine(setup, engine, of_reference(), Ask(), start)
         lost = undeclared(setup, job, answer, engine.missing)
         if lost:
             raise EngineError(

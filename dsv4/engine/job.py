@@ -20,7 +20,7 @@ from dsv4.ladder import Variant
 from dsv4.model.config import ModelConfig
 from dsv4.model.numerics import of_plan
 from dsv4.model.transformer import Layer
-from dsv4.plan import flatten
+from dsv4.plan import Plan, flatten
 from dsv4.run.isolated import HISTORY_TAPS, Reference
 from dsv4.run.modes import first_streams, open_reference
 from dsv4.run.setup import Setup, parse, prepare
@@ -28,6 +28,7 @@ from dsv4.run.trace import tap_names
 from dsv4.taps import BY_NAME, MODEL, MODES, Tap
 
 KINDS = {"ids": "int", "bytes": "uint8"}  # of a tap's values, in job.json; all others are float32
+REFERENCE = "reference"  # in a rung's place: the job of `reference` in config.yaml
 Shapes = dict[str, dict[str, list[int]]]  # layer -> tap -> its whole shape, axis 0 included
 
 
@@ -168,14 +169,29 @@ def inputs(setup: Setup, reference: Reference, layer: Layer) -> dict[str, np.nda
     return {name: value.numpy() for name, value in found.items()}
 
 
+def of_reference() -> Variant:
+    """What a foreign reference is asked: the equations, without a format."""
+    return Variant(
+        id=REFERENCE,
+        parent=None,
+        plan=Plan(rounding="none"),
+        change={},
+        spine=False,
+        needs=(),
+        on_request=True,
+        why="",
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line: write a job that is answered elsewhere and comes back as ``dump:``."""
+    """Command line: write a job that is answered elsewhere and comes back as ``dump:``; a rung's or ``reference``."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--out", type=Path, required=True, help="folder to write, new or replaced")
     own, rest = parser.parse_known_args(arguments)
     options = parse(main.__doc__ or "", rest, variant=True)
     setup = prepare(options.config, options.results)
-    write_job(setup, setup.config.ladder[options.variant], own.out)
+    asked = of_reference() if options.variant == REFERENCE else setup.config.ladder[options.variant]
+    write_job(setup, asked, own.out)
 
 
 if __name__ == "__main__":

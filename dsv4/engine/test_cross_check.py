@@ -8,10 +8,11 @@ import pytest
 from dsv4.commits import audit, history
 from dsv4.commits.enforce import main as enforce_commits
 from dsv4.config import ConfigError
-from dsv4.engine.conftest import CPP_MISSING, STORES
+from dsv4.engine import job
+from dsv4.engine.conftest import CPP_MISSING, ROOT, STORES
 from dsv4.engine.cross_check import cross_check
 from dsv4.engine.spec import ONE_BF16, EngineError, parse_reference
-from dsv4.engine.test_answer import MISSING, at, echo
+from dsv4.engine.test_answer import MISSING, at, echo, rewrite
 from dsv4.engine.test_spec import configured
 from dsv4.files import write_json
 from dsv4.judge.enforce import main as enforce
@@ -77,6 +78,21 @@ def test_a_compiled_layer_is_compared_with_plain(tiny, window_layer, fault):
         assert "first in layer 0, attn_out (attend): relative L2 0." in found["text"]
     else:
         assert max(line["rel_l2"] for line in found["taps"]) < 1e-5
+
+
+def test_a_finished_dump_is_compared_and_that_of_another_job_is_not(tiny, tmp_path, monkeypatch):
+    """The job is written by the command, answered elsewhere, and comes back as a folder."""
+    monkeypatch.setattr(job, "prepare", lambda config, results: tiny)
+    monkeypatch.chdir(ROOT)
+    words = ["--config", "config.yaml", "--results", str(tiny.results), "--out", str(tmp_path / "job")]
+    job.main([*words, "--variant", "reference"])
+    echo(tmp_path / "job")
+    given = parse_reference({"dump": str(tmp_path / "job"), "missing": OURS})
+    assert cross_check(tiny, given)["verdict"] == Verdict.AGREES
+    rewrite(job="of another reference")(tmp_path / "job/out/rank0")
+    found = cross_check(tiny, given)
+    assert found["verdict"] == Verdict.CANNOT_MEASURE
+    assert "the dump answers another job: run it again" in found["text"]
 
 
 def test_one_that_crashes_says_nothing(tiny):
