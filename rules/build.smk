@@ -3,23 +3,21 @@
 import time
 
 ARCHITECTURES = ["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
-# No core waits for the longest architecture: on few cores one after the other has two, on many each has its share.
-COMPILATIONS = max(2, workflow.cores // len(ARCHITECTURES))
 
 
+# One job for all of them: they share what their compilations have in common, and no core waits for the longest.
 rule compile:
     input:
         code=of_kernels("kernels.build", "kernel"),
     output:
-        summary="results/build/{arch}/build.json",
+        summaries=expand("results/build/{arch}/build.json", arch=ARCHITECTURES),
     log:
-        "<logs>/build/{arch}.log",
-    wildcard_constraints:
-        arch="|".join(ARCHITECTURES),
-    threads: COMPILATIONS
+        "<logs>/build/compile.log",
+    threads: workflow.cores
+    params:
+        arches=" ".join(f"--arch {arch}" for arch in ARCHITECTURES),
     shell:
-        "python -m kernels.build --arch {wildcards.arch} --out results/build/{wildcards.arch} --judge-later"
-        " --jobs {threads} 2>&1 | tee {log}"
+        "python -m kernels.build {params.arches} --out results/build --judge-later --jobs {threads} 2>&1 | tee {log}"
 
 
 # What the audited tree's build depends on is not known here: it is asked every time, and has its own cache.

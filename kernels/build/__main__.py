@@ -1,4 +1,4 @@
-"""Compile every kernel for one architecture: ``python -m kernels.build --arch sm_100a --out results/build/sm_100a``."""
+"""Compile every kernel ahead of time: ``python -m kernels.build --out results/build``."""
 
 import argparse
 import os
@@ -14,8 +14,12 @@ from kernels.toolchain import select
 def main(argv: list[str] | None = None) -> int:
     """Compile what is stale; 0 if every kernel is built as it declares, else 1."""
     parser = argparse.ArgumentParser(prog="python -m kernels.build", description=__doc__)
-    parser.add_argument("--arch", choices=list(ARCHITECTURES), required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder of this architecture's files")
+    parser.add_argument(
+        "--arch", action="append", choices=list(ARCHITECTURES), help="an architecture; default: every one"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder in which each architecture has one of its own"
+    )
     parser.add_argument(
         "--module", action="append", help="a kernel module; default: every kernels/<op>/kernel.py"
     )
@@ -25,21 +29,25 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     os.environ.pop("TRITON_INTERPRET", None)  # an interpreted kernel has nothing to compile
-    arch = ARCHITECTURES[args.arch]
-    ptxas = select(blackwell=arch.blackwell)
 
     from kernels.build import collect, run
 
-    builds, broken = collect.builds(args.module or collect.modules(), arch)
-    summary = run.build_all(builds, broken, arch, args.out, ptxas, jobs=args.jobs)
-    rows = worst_first(summary["rows"])
-    wrong = [row for row in rows if row["faults"]]
-    if not args.judge_later:
-        console().print(table(rows, f"{arch.name}: built, not run; {ptxas}"))
-    run.say(
-        f"{arch.name}: {len(rows)} kernels, {summary['compiled']} compiled in {summary['seconds']} s with {ptxas};"
-        f" {len(wrong)} with a fault"
-    )
+    listed = []
+    for arch in (ARCHITECTURES[name] for name in dict.fromkeys(args.arch or ARCHITECTURES)):
+        builds, broken = collect.builds(args.module or collect.modules(), arch)
+        listed.append(run.Listed(arch, builds, broken, select(blackwell=arch.blackwell)))
+    wrong = []
+    for summary in run.build_all(listed, args.out, jobs=args.jobs):
+        rows = worst_first(summary["rows"])
+        found = [row for row in rows if row["faults"]]
+        wrong += found
+        ptxas = f"ptxas {summary['ptxas']['version']}, {summary['ptxas']['source']}"
+        if not args.judge_later:
+            console().print(table(rows, f"{summary['arch']}: built, not run; {ptxas}"))
+        run.say(
+            f"{summary['arch']}: {len(rows)} kernels, {summary['compiled']} compiled in {summary['seconds']} s with"
+            f" {ptxas}; {len(found)} with a fault"
+        )
     return 0 if args.judge_later or not wrong else 1
 
 

@@ -15,7 +15,7 @@ from kernels.toolchain import Ptxas
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = 1  # of a row; part of every key, so that an older row is made again
 READERS = tuple(
-    Path(__file__).with_name(name) for name in ("compile.py", "evidence.py")
+    Path(__file__).with_name(name) for name in ("compile.py", "evidence.py", "sharing.py")
 )  # what makes a row's facts
 
 
@@ -61,16 +61,23 @@ def key(build: Build, arch: Architecture, ptxas: Ptxas, triton_version: str) -> 
     parts = {
         "schema": SCHEMA,
         "readers": [hashlib.sha256(path.read_bytes()).hexdigest() for path in READERS],
-        "kernel": getattr(build.kernel, "cache_key", repr(build.kernel)),
-        "signature": [[name, kind] for name, kind in build.signature.items()],
-        "constants": {name: _text(value) for name, value in build.constants.items()},
-        "aligned": sorted(build.aligned),
-        "options": {name: _text(value) for name, value in build.options.items()},
+        **recipe(build),
         "arch": arch.name,
         "ptxas": ptxas.record(),
         "triton": triton_version,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def recipe(build: Build) -> dict[str, Any]:
+    """What of a Build decides its result, whatever the architecture."""
+    return {
+        "kernel": getattr(build.kernel, "cache_key", repr(build.kernel)),
+        "signature": [[name, kind] for name, kind in build.signature.items()],
+        "constants": {name: _text(value) for name, value in build.constants.items()},
+        "aligned": sorted(build.aligned),
+        "options": {name: _text(value) for name, value in build.options.items()},
+    }
 
 
 def identity(build: Build, arch: Architecture) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kernels.build.architecture import Architecture
 from kernels.build.evidence import describe
+from kernels.build.sharing import FIRST, Kept, resumed
 from kernels.build_spec import Build
 
 POINTER_ALIGNMENT = 16  # bytes; Triton specialises on divisibility by 16
@@ -56,8 +57,12 @@ def source(build: Build) -> Any:
     return kind(kernel, signature, dict(build.constants), aligned)
 
 
-def compile_build(build: Build, arch: Architecture, stem: Path) -> None:
+def compile_build(build: Build, arch: Architecture, stem: Path, kept: Kept) -> None:
     """Write ``stem`` + ``.ptx``, ``.cubin`` and ``.json``; Triton's own cache is a folder beside them.
+
+    Parameters
+    ----------
+    kept : what this Build's compilations for other architectures left; what this one leaves is added.
 
     Raises
     ------
@@ -74,9 +79,16 @@ def compile_build(build: Build, arch: Architecture, stem: Path) -> None:
     knobs.nvidia.dump_ptxas_log = True
     started = time.monotonic()
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        target = GPUTarget("cuda", arch.capability, 32)
-        made = triton.compile(source(build), target=target, options=dict(build.options))
+    lowered = kept.fit(arch)
+    target = GPUTarget("cuda", arch.capability, 32)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(said))
+        kernel = source(build)
+        if lowered:
+            kernel = stack.enter_context(resumed(kernel, lowered))
+        made = triton.compile(kernel, target=target, options=dict(build.options))
+    if not lowered:
+        kept.add(arch, made, triton.__version__)
     compiled = time.monotonic() - started
     ptx, cubin = stem.with_suffix(".ptx"), stem.with_suffix(".cubin")
     ptx.write_text(made.asm["ptx"])
@@ -87,5 +99,6 @@ def compile_build(build: Build, arch: Architecture, stem: Path) -> None:
         "num_warps": made.metadata.num_warps,
         **describe(made.asm["ptx"], cubin, said.getvalue()),
         "compile_seconds": round(compiled, 2),
+        "llvm_ir_of": FIRST if lowered else arch.name,
     }
     stem.with_suffix(".json").write_text(json.dumps(facts))

@@ -1,4 +1,4 @@
-"""Compile what is stale of one architecture, under a lock; see :func:`build_all`."""
+"""Compile what is stale of every architecture, under a lock each; see :func:`build_all`."""
 
 import json
 import secrets
@@ -6,6 +6,8 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +18,8 @@ from filelock import FileLock, Timeout
 from kernels.build import collect
 from kernels.build.architecture import Architecture
 from kernels.build.judge import judged
-from kernels.build.workers import compile_all, stem
+from kernels.build.sharing import FIRST
+from kernels.build.workers import Job, compile_all
 from kernels.build_spec import Build
 from kernels.toolchain import Ptxas
 
@@ -28,70 +31,114 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def build_all(
-    builds: Sequence[Build],
-    broken: Sequence[collect.Broken],
-    arch: Architecture,
-    out: Path,
-    ptxas: Ptxas,
-    *,
-    jobs: int = 1,
-) -> dict[str, Any]:
-    """Bring ``out`` up to date and write its ``build.json``.
+@dataclass(frozen=True)
+class Listed:
+    """What is to be built for an architecture, and with which assembler."""
 
-    An operating-system lock makes a second run wait and then find everything done; it goes with its owner, however
-    that dies. Files are made under ``out/.work`` and renamed into place, a kernel's JSON last, with the hashes of
-    the others: what a killed run left is never taken for a result.
+    arch: Architecture
+    builds: Sequence[Build]
+    broken: Sequence[collect.Broken]
+    ptxas: Ptxas
+
+
+def build_all(listed: Sequence[Listed], out: Path, *, jobs: int = 1) -> list[dict[str, Any]]:
+    """Bring each architecture's folder in ``out`` up to date and write its ``build.json``.
+
+    An operating-system lock for each makes a second run wait and then find everything done; it goes with its owner,
+    however that dies. Files are made in a folder ``.work`` and renamed into place, a kernel's JSON last, with the
+    hashes of the others: what a killed run left is never taken for a result.
 
     Returns
     -------
-    dict
-        The summary: ``schema, arch, triton, ptxas, date, seconds, compiled, rows``.
+    list of dict
+        The summaries: ``schema, arch, triton, ptxas, date, seconds, compiled, rows``.
     """
-    import triton
-
-    out.mkdir(parents=True, exist_ok=True)
-    with _locked(out / LOCK):
-        started = time.monotonic()
-        work = out / WORK
-        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed: we hold its lock
-        work.mkdir()
-        keys = {build.name: collect.key(build, arch, ptxas, triton.__version__) for build in builds}
-        stale: dict[str, list[Build]] = {}  # builds that differ in name alone are compiled once
-        for build in builds:
-            if _cached(out, build.name, keys[build.name]) is None:
-                stale.setdefault(keys[build.name], []).append(build)
-        once = [same[0] for same in stale.values()]
-        for done, (first, facts) in enumerate(compile_all(once, arch, work, jobs), start=1):
+    started = time.monotonic()
+    with ExitStack() as stack:
+        for one in sorted(
+            listed, key=lambda one: one.arch.name
+        ):  # in one order: no two runs wait for each other
+            (out / one.arch.name).mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(out / one.arch.name / LOCK))
+        folders = [_Folder(one, out / one.arch.name) for one in listed]
+        groups = _groups(folders)
+        of = {folder.one.arch.name: folder for folder in folders}
+        count = sum(map(len, groups))
+        for done, (job, facts) in enumerate(compile_all(groups, jobs), start=1):
             said = facts["error"] or f"{facts['registers']} registers"
-            say(f"{arch.name} {done}/{len(once)} {first.name}: {said}")
-            for build in stale[keys[first.name]]:
-                row = collect.identity(build, arch) | facts
-                row |= {"key": keys[build.name], "ptxas": ptxas.record(), "triton": triton.__version__}
-                _keep(out, stem(work, first), row)
-        _drop_others(out, {build.name for build in builds})
+            say(f"{job.arch.name} {done}/{count} {job.build.name}: {said}")
+            of[job.arch.name].keep(job, facts)
+        return [folder.finish(started) for folder in folders]
+
+
+class _Folder:
+    """An architecture's folder, whose lock is held: what is stale there, and where what is made goes."""
+
+    def __init__(self, one: Listed, out: Path) -> None:
+        import triton
+
+        self.one, self.work = one, out / WORK
+        self._out, self._triton = out, triton.__version__
+        shutil.rmtree(self.work, ignore_errors=True)  # of a run that was killed: we hold its lock
+        self.work.mkdir()
+        self._keys = {
+            build.name: collect.key(build, one.arch, one.ptxas, self._triton) for build in one.builds
+        }
+        self._stale: dict[str, list[Build]] = {}  # builds that differ in name alone are compiled once
+        for build in one.builds:
+            if _cached(out, build.name, self._keys[build.name]) is None:
+                self._stale.setdefault(self._keys[build.name], []).append(build)
+
+    def jobs(self) -> list[Job]:
+        """What has to be compiled."""
+        once = [same[0] for same in self._stale.values()]
+        return [Job(build, self.one.arch, self.work / build.name.replace("/", "__")) for build in once]
+
+    def keep(self, job: Job, facts: dict[str, Any]) -> None:
+        """Put what became of a Job into place, under the name of each Build that it stands for."""
+        for build in self._stale[self._keys[job.build.name]]:
+            row = collect.identity(build, self.one.arch) | facts
+            row |= {"key": self._keys[build.name], "ptxas": self.one.ptxas.record(), "triton": self._triton}
+            _keep(self._out, job.stem, row | {"compiled_as": job.build.name})
+
+    def finish(self, started: float) -> dict[str, Any]:
+        """Drop what is no longer built and write the summary."""
+        builds, arch = self.one.builds, self.one.arch
+        _drop_others(self._out, {build.name for build in builds})
         rows = [
-            json.loads(_file(out, build.name, ".json").read_text()) | collect.identity(build, arch)
+            json.loads(_file(self._out, build.name, ".json").read_text()) | collect.identity(build, arch)
             for build in builds
         ]
         rows += [
             {"schema": collect.SCHEMA, "name": b.name, "arch": arch.name, "declares": [], "state": "failed"}
             | {"error": b.error}
-            for b in broken
+            for b in self.one.broken
         ]
-        shutil.rmtree(work)
+        shutil.rmtree(self.work)
         summary = {
             "schema": collect.SCHEMA,
             "arch": arch.name,
-            "triton": triton.__version__,
-            "ptxas": ptxas.record(),
+            "triton": self._triton,
+            "ptxas": self.one.ptxas.record(),
             "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             "seconds": round(time.monotonic() - started, 1),
-            "compiled": sum(map(len, stale.values())),
+            "compiled": sum(map(len, self._stale.values())),
             "rows": [judged(row) for row in sorted(rows, key=lambda row: row["name"])],
         }
-        _replace(out / SUMMARY, json.dumps(summary, indent=1).encode())
-    return summary
+        _replace(self._out / SUMMARY, json.dumps(summary, indent=1).encode())
+        return summary
+
+
+def _groups(folders: Sequence[_Folder]) -> list[list[Job]]:
+    """Jobs of one recipe together, the one first that leaves the others something; longest groups first.
+
+    A kernel's source is as long as its compilation, roughly: what is short comes last, so that no core idles long.
+    """
+    found: dict[str, list[Job]] = {}
+    for job in (job for folder in folders for job in folder.jobs()):
+        found.setdefault(json.dumps(collect.recipe(job.build), sort_keys=True), []).append(job)
+    groups = [sorted(group, key=lambda job: job.arch.name != FIRST) for group in found.values()]
+    return sorted(groups, key=lambda group: -len(group) * len(getattr(group[0].build.kernel, "src", "")))
 
 
 class _locked:  # noqa: N801 - reads as the word it is

@@ -78,7 +78,7 @@ def op(tmp_path, monkeypatch):
 
     def start(arch: str = "sm_90a", module: str = "tiny_op.kernel", **more: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "kernels.build", "--arch", arch, "--module", module]
-        command += ["--out", str(tmp_path / "out" / arch)]
+        command += ["--out", str(tmp_path / "out")]
         return subprocess.Popen(
             command,
             cwd=ROOT,
@@ -233,6 +233,27 @@ def test_fp8_is_native_on_every_architecture_unless_the_kernel_widens_it(op, arc
     assert code == 1
     assert "fp8 is not native" in said
     assert check.main([str(op.out)]) == 1
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])  # what the disassembler knows
+def test_conversions_are_found_as_the_disassembler_shows_them(op, arch):
+    """An architecture with another encoding would be seen here: the check must not pass over its conversions."""
+    op.write('Build(name=f"tiny/trip/{sizes.name}", constants=dict(BLOCK=1024), **TRIP)')
+    op(arch)
+    cubin = op.out / arch / "tiny/trip/flash.cubin"
+    try:
+        sass, why = evidence.disassemble(cubin)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert sass is not None, why
+    shown = [line for line in sass.splitlines() if " F2FP." in line]
+    assert any("UNPACK_B" in line for line in shown)
+    found = list(evidence.conversions(cubin.read_bytes()))
+    assert len(found) == len(shown)
+    reading = [
+        line for line in shown if {"R1", "R1.H1", "R1.reuse"} & set(line.replace(",", " ").split()[3:])
+    ]
+    assert sum(map(evidence.may_read_stack_pointer, found)) == len(reading)
 
 
 def test_a_miscompiled_cast_of_the_bundled_ptxas_is_found(op):

@@ -19,13 +19,17 @@ BUILDS = [Build(name=f"tiny/{number}", kernel=None, signature={}) for number in 
 def compiled(tmp_path, compiler=None, jobs: int = 1) -> dict[str, dict]:
     """What became of BUILDS; ``compiler`` may do with a Build what it likes before that is made."""
 
-    def compile_stub(build, arch, made):
+    def compile_stub(build, arch, made, kept):
         if compiler is not None:
             compiler(build.name)
         made.with_suffix(".json").write_text(json.dumps({"process": os.getpid()}))
 
-    found = workers.compile_all(BUILDS, ARCHITECTURES["sm_90a"], tmp_path, jobs, compile_stub)
-    return {build.name: facts for build, facts in found}
+    found = workers.compile_all([[job(tmp_path, build)] for build in BUILDS], jobs, compile_stub)
+    return {done.build.name: facts for done, facts in found}
+
+
+def job(folder: Path, build: Build, arch: str = "sm_90a") -> workers.Job:
+    return workers.Job(build, ARCHITECTURES[arch], folder / f"{arch}__{build.name.replace('/', '__')}")
 
 
 def failed(found: dict[str, dict]) -> dict[str, str]:
@@ -45,6 +49,37 @@ def test_a_process_compiles_many_and_ends_after_the_last(tmp_path, jobs):
     for process in processes(found):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_group_leaves_what_it_has_in_common_to_its_own_process_alone(tmp_path, jobs, dies):
+    """One that dies takes that with it, and the rest of its group is done all the same."""
+    arches = ("sm_100a", "sm_103a", "sm_90a")
+
+    def compile_stub(build, arch, made, kept):
+        made.with_suffix(".json").write_text(json.dumps({"left": kept.lowered, "process": os.getpid()}))
+        if dies and (build.name, arch.name) == ("tiny/2", "sm_103a"):
+            os._exit(3)
+        kept.lowered = f"{kept.lowered or build.name} {arch.name}"
+
+    groups = [[job(tmp_path, build, arch) for arch in arches] for build in BUILDS]
+    found = {
+        (done.build.name, done.arch.name): facts
+        for done, facts in workers.compile_all(groups, jobs, compile_stub)
+    }
+    assert len(found) == len(BUILDS) * len(arches)
+    left = {at: facts.get("left") for at, facts in found.items()}
+    expected = {
+        (build.name, arch): " ".join([build.name, *arches[:place]]) if place else None
+        for build in BUILDS
+        for place, arch in enumerate(arches)
+    }
+    if dies:
+        expected |= {("tiny/2", "sm_103a"): None, ("tiny/2", "sm_90a"): None}
+    assert left == expected
+    failures = {at: facts["error"] for at, facts in found.items() if facts["state"] == "failed"}
+    assert failures == ({("tiny/2", "sm_103a"): "the compiler ended with exit code 3"} if dies else {})
 
 
 @pytest.mark.parametrize(

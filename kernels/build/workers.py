@@ -1,4 +1,4 @@
-"""Processes that compile one Build after another; see :func:`compile_all`."""
+"""Processes that compile one Job after another; see :func:`compile_all`."""
 
 import contextlib
 import json
@@ -9,78 +9,89 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from kernels.build.architecture import Architecture
 from kernels.build.compile import BuildError, compile_build
+from kernels.build.sharing import Kept
 from kernels.build_spec import Build
 from kernels.process import die_with_parent
 
 LONGEST = 300  # seconds; a compiler that takes longer hangs
-Compile = Callable[[Build, Architecture, Path], None]
+Compile = Callable[[Build, Architecture, Path, Kept], None]
 _FORK = multiprocessing.get_context("fork")  # Triton and torch are imported once
 
 
+@dataclass(frozen=True)
+class Job:
+    """One Build for one architecture; ``stem`` is the path of its files in the work folder, without the suffix."""
+
+    build: Build
+    arch: Architecture
+    stem: Path
+
+
 def compile_all(
-    builds: Sequence[Build], arch: Architecture, work: Path, jobs: int, compiler: Compile = compile_build
-) -> Iterator[tuple[Build, dict[str, Any]]]:
-    """Yield each Build with what became of it, ``jobs`` at a time; its files are in ``work``, see :func:`stem`.
+    groups: Sequence[Sequence[Job]], jobs: int, compiler: Compile = compile_build
+) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Yield each Job with what became of it, ``jobs`` at a time, in the order of the groups.
 
     A process compiles many, because before its first kernel Triton hashes itself: as much work as a small kernel is.
-    One that dies or hangs takes only the Build at hand down; the others go on in a new one.
+    It compiles all of a group, whose Jobs leave each other what they have in common. One that dies or hangs takes
+    only the Job at hand down; the others go on in a new one.
     """
-    waiting = deque(builds)
+    waiting = deque((number, 0) for number, group in enumerate(groups) if group)
     workers: list[_Worker] = []
     while waiting or workers:
         while waiting and len(workers) < jobs:
-            workers.append(_Worker(builds, arch, work, compiler))
-            workers[-1].begin(waiting.popleft())
+            workers.append(_Worker(groups, compiler))
+            workers[-1].begin(*waiting.popleft())
         wait([worker.pipe for worker in workers], timeout=1)
         for worker in list(workers):
-            build, facts = worker.build, worker.facts()
+            job, facts = worker.job, worker.facts()
             if facts is None:
                 continue
+            if (rest := worker.rest()) is not None:
+                waiting.appendleft(rest)
             if waiting and worker.alive:  # it compiles on while the caller puts the result into place
-                worker.begin(waiting.popleft())
+                worker.begin(*waiting.popleft())
             else:
                 workers.remove(worker)
                 worker.stop()
-            yield build, facts
-
-
-def stem(work: Path, build: Build) -> Path:
-    """Path of a Build's files in the work folder, without the suffix."""
-    return work / build.name.replace("/", "__")
+            yield job, facts
 
 
 class _Worker:
-    """A compiling process and the Build that it has at hand."""
+    """A compiling process and the Job that it has at hand."""
 
-    build: Build
+    job: Job
 
-    def __init__(self, builds: Sequence[Build], arch: Architecture, work: Path, compiler: Compile) -> None:
-        self._work = work
-        self._places = {build.name: place for place, build in enumerate(builds)}
+    def __init__(self, groups: Sequence[Sequence[Job]], compiler: Compile) -> None:
+        self._groups = groups
         self.pipe, theirs = _FORK.Pipe()
-        stems = [stem(work, build) for build in builds]
-        self._process = _FORK.Process(
-            target=_serve, args=(theirs, builds, stems, arch, compiler), daemon=True
-        )
+        self._process = _FORK.Process(target=_serve, args=(theirs, groups, compiler), daemon=True)
         self._process.start()
         theirs.close()  # the pipe ends with the process
         self.alive = True
 
-    def begin(self, build: Build) -> None:
-        """Give it the next Build: its place in the list, since a kernel does not go through a pipe."""
-        self.build, self._started = build, time.monotonic()
+    def begin(self, group: int, place: int) -> None:
+        """Give it the next Job: its place in the groups, since a kernel does not go through a pipe."""
+        self._at = group, place
+        self.job, self._started = self._groups[group][place], time.monotonic()
         with contextlib.suppress(ConnectionError):  # it died meanwhile: its facts will say so
-            self.pipe.send(self._places[build.name])
+            self.pipe.send(self._at)
+
+    def rest(self) -> tuple[int, int] | None:
+        """Place of the Job that follows in the group, None if the one at hand is the last."""
+        group, place = self._at
+        return (group, place + 1) if place + 1 < len(self._groups[group]) else None
 
     def facts(self) -> dict[str, Any] | None:
-        """What became of the Build at hand, None while it is compiled."""
-        made = stem(self._work, self.build)
+        """What became of the Job at hand, None while it is compiled."""
+        made = self.job.stem
         if self.pipe.poll():  # an answer, or the end of the process
             try:
                 self.pipe.recv()
@@ -103,27 +114,29 @@ class _Worker:
         self._process.join()
 
 
-def _serve(
-    pipe: Connection, builds: Sequence[Build], stems: Sequence[Path], arch: Architecture, compiler: Compile
-) -> None:
+def _serve(pipe: Connection, groups: Sequence[Sequence[Job]], compiler: Compile) -> None:
     starter = multiprocessing.parent_process()
     assert starter is not None
     assert starter.pid is not None
     os.setpgrp()  # with the assembler that it starts it is stopped as one
     die_with_parent(starter.pid)  # and with it goes its copy of the lock
+    kept, last = Kept(), None
     while True:
-        place = pipe.recv()
-        _compile(compiler, builds[place], arch, stems[place])
+        group, place = pipe.recv()
+        if group != last:
+            kept, last = Kept(), group
+        _compile(compiler, groups[group][place], kept)
         pipe.send(place)
 
 
-def _compile(compiler: Compile, build: Build, arch: Architecture, made: Path) -> None:
+def _compile(compiler: Compile, job: Job, kept: Kept) -> None:
+    made = job.stem
     log = os.open(made.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)  # MLIR and LLVM write to the descriptors themselves
     os.dup2(log, 2)
     os.close(log)
     try:
-        compiler(build, arch, made)
+        compiler(job.build, job.arch, made, kept)
     except BuildError as error:
         made.with_suffix(".error").write_text(str(error))
     except Exception as error:
