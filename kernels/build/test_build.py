@@ -162,6 +162,7 @@ def test_builds_that_differ_in_name_alone_are_compiled_once(op):
     _, summary, said = op()
     assert [row["name"] for row in summary["rows"]] == ["tiny/same/flash", "tiny/same/pro"]
     assert "1/1" in said
+    assert {row["compiled_as"] for row in summary["rows"]} == {"tiny/same/flash"}
     assert all(row["state"] == "built" for row in summary["rows"])
 
 
