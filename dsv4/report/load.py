@@ -23,6 +23,8 @@ from dsv4.report import casts
 from dsv4.report.kernels import Kernels
 from dsv4.report.kernels import load as load_kernels
 from dsv4.report.measurements import ReportError, empty_metrics, labels, read
+from dsv4.report.text_files import Texts
+from dsv4.report.text_files import load as load_texts
 
 CLAIM_STATES = {"holds": "holds", "does_not": "does not", "not_run": "not run"}  # and how the page says them
 
@@ -53,6 +55,7 @@ class Audit:
     casts : the cast sweep's list, or empty.
     kernels : what was built and timed beside the audit.
     code : which code runs, see :mod:`dsv4.judge.reached`, or None if not written.
+    texts : what the rungs that passed wrote, and B5's verdict.
     gaps : what is missing and why.
     """
 
@@ -69,6 +72,7 @@ class Audit:
     casts: dict[str, Any] = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
     code: dict[str, Any] | None = None
+    texts: Texts = field(default_factory=Texts)
     gaps: list[Gap] = field(default_factory=list)
 
     def state(self, rung: Variant) -> State:
@@ -116,6 +120,9 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
     audit.casts, why = casts.load(results)
     audit.gaps += [Gap("casts.json", why)] if why else []
     audit.code = _json(audit, results / "closure.json", "which code runs was not looked at")
+    passed = [rung.id for rung in rungs if audit.state(rung) is State.PASS]
+    audit.texts = load_texts(results, passed)  # a text of a rung that passes no more is an earlier run's
+    audit.gaps += [Gap(*gap) for gap in audit.texts.gaps]
     audit.gaps += _unjudged(audit)
     return audit
 

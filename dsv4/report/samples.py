@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from dsv4.ladder import Ladder, Variant
+from dsv4.report import sample_texts
 from dsv4.report.sample_metrics import SIZE, measurements
 
 CONFIG = Path(__file__).parents[2] / "config.yaml"
@@ -233,6 +234,9 @@ def write(results: Path, *, failing: bool = True) -> Path:
     }
     keys = ("claim", "measured", "state", "reason")
     claims = [dict(zip(keys, row, strict=True), device="cpu", section="B1") for row in CLAIMS]
+    good = [rung for rung in ladder if status(rung, failing=failing) == "pass"]
+    above = [(rung, [below.id for below in ladder.lineage(rung.id)]) for rung in good]
+    sample_texts.write(results, above, gates["variants"])
     (results / "gates.json").write_text(json.dumps(gates))
     (results / "claims.json").write_text(json.dumps(claims))
     (results / "casts.json").write_text(json.dumps(casts()))

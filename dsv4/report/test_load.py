@@ -94,7 +94,7 @@ def test_single_verdicts_above_a_rung_that_did_not_pass_are_not_shown(copy):
 
 @pytest.mark.parametrize("keep", [(), ("gates.json",), ("metrics.parquet",), ("claims.json",)])
 def test_page_is_made_from_whatever_there_is(copy, tmp_path, keep):
-    for file in copy.iterdir():
+    for file in [path for path in copy.rglob("*") if path.is_file()]:
         if file.name not in keep:
             file.unlink()
     options = ["--results", str(copy), "--config", str(CONFIG), "--reports", str(tmp_path / "reports")]
