@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,15 @@ from dsv4.report import theme
 HERE = Path(__file__).parent
 
 
-def filled(template: str, context: Mapping[str, Any], script: str = "") -> str:
+def filled(template: str, context: Mapping[str, Any], script: str = "", styles: Sequence[str] = ()) -> str:
     """A template's text with ``context`` in it, and ``style``, ``script`` and ``policy`` beside.
+
+    Parameters
+    ----------
+    template : file beside this one.
+    context : names that the template knows.
+    script : all of it.
+    styles : style sheets beside this file, after page.css.
 
     Raises
     ------
@@ -29,7 +36,7 @@ def filled(template: str, context: Mapping[str, Any], script: str = "") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = theme.variables() + (HERE / "page.css").read_text()
+    style = theme.variables() + "".join((HERE / name).read_text() for name in ("page.css", *styles))
     frame = {"style": Markup(style), "script": Markup(script), "policy": policy(style, script)}
     return env.get_template(template).render(frame | dict(context))
 

@@ -17,7 +17,7 @@ FREE = alt.Scale(zero=False, nice=False)  # the marks of `spanned` set the ends
 PLACE = "datum.layer < 0 ? 1000000 : datum.layer"
 TEXTS = {"tap": "tap", "at": "worst at", "bad": "not finite", "verdict": "verdict", "prompt": "prompt"}
 TEXTS |= {name: name for name in ("variant", "phase", "what", "point")}
-TEXTS |= {"noise_of": "noise floor of"}
+TEXTS |= {"noise_of": "noise floor of", "name": "class or kind"}
 NUMBERS = {
     "layer": ("layer", "d"),
     "step": ("step", "d"),
@@ -42,6 +42,13 @@ NUMBERS = {
     "us_high": ("upper quartile, us", ".1f"),
     "time_ratio": ("over the parent's", ".3f"),
     "max_abs": ("largest difference", ".3e"),
+    "last": ("to step", "d"),
+    "kl_mean": ("KL, mean, nats", ".3e"),
+    "kl_median": ("KL, median", ".3e"),
+    "kl_low": ("KL, 2.5% quantile", ".1e"),
+    "kl_high": ("KL, 97.5% quantile", ".1e"),
+    "n": ("tokens", "d"),
+    "size": ("size", ".4g"),
 }
 
 

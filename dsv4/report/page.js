@@ -2,7 +2,8 @@
   "use strict";
   const byId = (id) => document.getElementById(id);
   const specs = JSON.parse(byId("specs").textContent);
-  const controls = ["variant", "mode", "against", "tap"].map(byId).filter(Boolean);
+  const controls = ["variant", "mode", "against", "tap", "rung", "prompt"].map(byId).filter(Boolean);
+  const CLICKED = { tap: "tap", variant: "rung" }; // a clicked row's column -> the control that it sets
   const views = new Map();
   const rowsOf = new Map();
   let tables = {};
@@ -12,6 +13,14 @@
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     return JSON.parse(await new Response(stream).text());
   };
+
+  const part = (name) => (name.startsWith("=") ? name.slice(1) : name === "*" ? name : byId(name).value);
+
+  /** Keys of a table that match these parts; "*" is any. */
+  const keys = (name, parts) =>
+    parts.includes("*")
+      ? Object.keys(tables[name].rows).filter((key) => key.split("|").every((own, at) => ["*", own].includes(parts[at])))
+      : [parts.join("|")];
 
   /** Rows of one key of a table, as objects; cosines come back from their distance to 1. */
   const rows = (name, key) => {
@@ -33,9 +42,9 @@
 
   const chosen = (panel) => {
     if (!panel.data) return panel.spec.datasets.rows;
-    const key = panel.key.map((part) => (part.startsWith("=") ? part.slice(1) : byId(part).value)).join("|");
     const [column, value] = panel.only.split("=");
-    return rows(panel.data, key).filter((row) => !column || String(row[column]) === value);
+    const found = keys(panel.data, panel.key.map(part)).flatMap((key) => rows(panel.data, key));
+    return found.filter((row) => !column || String(row[column]) === value);
   };
 
   const text = (value) => {
@@ -64,9 +73,14 @@
     details.querySelector(".scroll").replaceChildren(table);
   };
 
-  const update = async () => {
+  const depends = (panel, control) => panel.key.includes(control) || panel.signals.some(([, name]) => name === control);
+
+  /** Draw what depends on a control that was changed, or everything. */
+  const update = async (control) => {
+    if (["rung", "prompt", undefined].includes(control)) showPair();
     for (const [id, view] of views) {
       const panel = specs[id];
+      if (control && !depends(panel, control)) continue;
       const found = chosen(panel);
       rowsOf.set(id, found);
       const figure = byId(`p-${id}`);
@@ -76,7 +90,7 @@
       details.querySelector("summary").textContent = `Table (${found.length} rows)`;
       if (details.open) fill(details);
       if (!panel.data) continue;
-      if (panel.pick) view.signal("pick", byId("tap").value);
+      for (const [signal, name] of panel.signals) view.signal(signal, byId(name).value);
       await view.data("rows", found).resize().runAsync();
     }
   };
@@ -99,12 +113,85 @@
     box.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - height - 6))}px`;
   };
 
+  const choose = (id, value) => {
+    const select = byId(id);
+    if (!value || !select || ![...select.options].some((option) => option.value === value)) return;
+    select.value = value;
+    update(id);
+  };
+
   const pick = (_name, value) => {
-    const tap = value?.tap?.[0];
-    const select = byId("tap");
-    if (!tap || ![...select.options].some((option) => option.value === tap)) return;
-    select.value = tap;
-    update();
+    for (const [column, id] of Object.entries(CLICKED)) choose(id, value?.[column]?.[0]);
+  };
+
+  const span = (className, content = "") => {
+    const made = document.createElement("span");
+    made.className = className;
+    made.textContent = content;
+    return made;
+  };
+
+  /** What has no glyph is shown beside it, not in its place: copied text is the text. */
+  const CONTROLS = { "\n": "↵", "\t": "⇥" };
+  const visible = (chars, className) => {
+    const made = span(className);
+    for (const piece of chars.join("").split(/(\p{C}|\p{Zl}|\p{Zp})/u)) {
+      if (!/^[\p{C}\p{Zl}\p{Zp}]$/u.test(piece)) {
+        made.append(piece);
+        continue;
+      }
+      const shown = span("ctl");
+      shown.dataset.mark = CONTROLS[piece] ?? `U+${piece.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+      made.append(shown, CONTROLS[piece] ? piece : "");
+    }
+    return made;
+  };
+
+  /** One text in spans: as the other's, the first difference, the copies of a loop, and the token that ended it. */
+  const write = (figure, row) => {
+    const chars = [...row.text];
+    const place = figure.querySelector("pre");
+    const edges = new Set([0, chars.length]);
+    const split = (at) => at > 0 && at < chars.length && edges.add(at);
+    if (row.difference >= 0) [row.difference, row.difference + 1].forEach(split);
+    if (row.onset >= 0) for (let at = row.onset; at < chars.length; at += row.period) split(at);
+    const found = [...edges].sort((one, other) => one - other);
+    place.replaceChildren();
+    found.slice(0, -1).forEach((from, at) => {
+      const names = [from < row.difference ? "same" : from === row.difference ? "first" : "rest"];
+      if (row.onset >= 0 && from >= row.onset) names.push("copy", Math.floor((from - row.onset) / row.period) % 2 ? "even" : "odd");
+      place.append(visible(chars.slice(from, found[at + 1]), names.join(" ")));
+    });
+    if (!chars.length) place.append(span("nothing", row.end ? "no token before the end" : row.said));
+    const last = span(row.difference === chars.length && row.end ? "stop first" : "stop", row.end);
+    if (row.end) place.append(last);
+    place.classList.toggle("differs", row.difference >= 0);
+  };
+
+  /** Both panes stand at the first difference, line by line beside each other. */
+  const align = (panes) => {
+    const marks = panes.map((pane) => pane.querySelector(".first")).filter(Boolean);
+    const room = panes.map((pane) => pane.scrollHeight - pane.clientHeight);
+    const wanted = marks.map((mark) => mark.offsetTop - mark.parentElement.clientHeight / 3);
+    for (const pane of panes) pane.scrollTop = marks.length ? Math.min(...wanted, ...room) : 0;
+  };
+
+  const showPair = () => {
+    if (!byId("rung")) return;
+    const [rung, prompt] = [byId("rung").value, byId("prompt").value];
+    const found = rows("texts", `${rung}|${prompt}`);
+    byId("pair-said").textContent = found[0]?.said ?? "This rung has no text of this prompt.";
+    for (const figure of document.querySelectorAll(".written")) {
+      const row = found.find(({ whose }) => whose === figure.dataset.whose);
+      write(figure, row ?? { text: "", difference: -1, onset: -1, end: "", said: "nothing written" });
+      if (figure.dataset.whose === "own") figure.querySelector(".whose").textContent = rung;
+    }
+    align([...document.querySelectorAll(".written pre")]);
+    for (const link of document.querySelectorAll(".pick")) {
+      const current = link.dataset.rung === rung && link.dataset.prompt === prompt;
+      if (current) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
   };
 
   const start = async () => {
@@ -119,12 +206,24 @@
       try { view.addSignalListener("cell", pick); } catch { /* this chart has no cells to click */ }
     }
     await update();
-    for (const control of controls) control.addEventListener("change", update);
+    for (const control of controls) control.addEventListener("change", () => update(control.id));
     for (const details of document.querySelectorAll("details.rows")) {
       details.addEventListener("toggle", () => details.open && fill(details));
     }
     for (const link of document.querySelectorAll("[data-variant]")) {
-      link.addEventListener("click", () => { byId("variant").value = link.dataset.variant; update(); });
+      link.addEventListener("click", () => choose("variant", link.dataset.variant));
+    }
+    for (const link of document.querySelectorAll("[data-rung]")) {
+      link.addEventListener("click", () => {
+        choose("prompt", link.dataset.prompt);
+        choose("rung", link.dataset.rung);
+      });
+    }
+    const panes = [...document.querySelectorAll(".written pre")];
+    for (const pane of panes) {
+      pane.addEventListener("scroll", () => {
+        if (pane.matches(":hover, :focus")) for (const other of panes) other.scrollTop = pane.scrollTop;
+      });
     }
     document.documentElement.dataset.ready = "yes";
   };

@@ -23,6 +23,9 @@ from dsv4.report import (
     points,
     step_time,
     tables,
+    text,
+    text_frames,
+    text_panels,
     theme,
     words,
 )
@@ -41,8 +44,10 @@ def render(audit: Audit, now: datetime | None = None) -> str:
     measured = _among(order, cells["variant"])
     drift = bounds.with_step_noise(frames.drift(audit.metrics), audit.noise)
     stored = points.frame(audit)
+    written = text_frames.tables(audit)
     rows = {"cells": cells, "codes": frames.codes(audit.metrics), "points": stored, "drift": drift}
-    packed, left_out = payload.fit(rows, _by_interest(audit, measured))
+    kept = [name for name in order if name in measured or name in audit.texts.documents]
+    packed, left_out = payload.fit(rows | written, _by_interest(audit, kept))
     shown = [name for name in measured if name not in left_out]
     first = _first(audit, shown)
     samples = (_sample(frames.of(frame, first)) for frame in rows.values())
@@ -50,6 +55,8 @@ def render(audit: Audit, now: datetime | None = None) -> str:
     whole = panels.whole_ladder(
         frames.end_to_end(audit.metrics), ledger(audit), step_time.frame(audit), order
     )
+    text_charts = text_panels.chosen(written) if audit.texts.documents else []
+    residual_charts = text_panels.residual(audit.texts.residual)
     title, tone = words.headline(audit)
     context: dict[str, Any] = {
         "audit": audit,
@@ -75,6 +82,10 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "step_times": step_time.table(audit),
         "kernels": kernels.shown(audit.kernels, audit.ladder),
         "kernels_template": kernels.TEMPLATE,
+        "text": text.shown(audit, left_out),
+        "text_template": text.TEMPLATE,
+        "text_panels": text_charts,
+        "residual_panels": residual_charts,
         "casts": casts.shown(audit.casts),
         "casts_template": casts.TEMPLATE,
         "code": code.shown(audit.code),
@@ -86,9 +97,9 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "now": now or datetime.now(UTC),
         "digits": digits,
         "packed": packed,
-        "specs": Markup(panels.specs([*one, *whole])),  # every "<" is escaped
+        "specs": Markup(panels.specs([*one, *whole, *text_charts, *residual_charts])),  # every "<" is escaped
     }
-    return filled("page.html.j2", context, _script())
+    return filled("page.html.j2", context, _script(), [text.STYLE])
 
 
 def _among(names: Iterable[str], column: Iterable[str]) -> list[str]:

@@ -1,8 +1,9 @@
 """The page's charts, each with the words that say how to read it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -14,6 +15,7 @@ DRIFTING = (*MAIN, "hidden", "logits")
 CHOSEN = ("variant", "mode", "against")
 TITLES = TEXTS | {name: title for name, (title, _) in NUMBERS.items()} | points.TITLES
 NO_STEPS = "No per-step rows in metrics.parquet (column step), so drift over decode steps cannot be drawn."
+SIGNALS = {"pick": "tap", "rung": "rung"}  # a chart's parameter -> the control that sets it
 MEASURES = {"kl_nats": "KL, nats", "rel_l2": "relative L2", "top1": "top-1"}
 
 
@@ -28,7 +30,7 @@ class Panel:
     chart : the drawing, or None with the reason in ``lead``.
     columns : of the table below it.
     data : table of the payload that its rows come from; empty: they are in the chart.
-    key : parts of the key of its rows: a control's name, or a fixed word after ``=``.
+    key : parts of the key of its rows: a control's name, a fixed word after ``=``, or ``*`` for any.
     only : ``column=value``, the rows that the panel is about; empty: all.
     """
 
@@ -187,8 +189,12 @@ def specs(panels: Sequence[Panel]) -> str:
             spec["datasets"] = {"rows": []}
         found[panel.id] = {
             "spec": spec,
-            "pick": any(param["name"] == "pick" for param in spec.get("params", [])),
+            "signals": [[name, SIGNALS[name]] for name in _params(spec) if name in SIGNALS],
             "columns": [(name, TITLES.get(name, name)) for name in panel.columns],
             **{name: getattr(panel, name) for name in ("data", "key", "only")},
         }
     return json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _params(spec: Mapping[str, Any]) -> list[str]:
+    return [param["name"] for param in spec.get("params", [])]

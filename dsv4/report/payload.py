@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsv4.report import points
+from dsv4.report import points, text_frames
 
 LIMIT = 2_200_000  # bytes of packed rows; with Vega's 0.9 MB the page stays under 4 MB
 COLUMNS = (
@@ -27,6 +27,9 @@ TABLES = {  # name -> columns of the key, columns of a row
     "codes": (("variant",), ("point", "layer", "changed", "at")),
     "points": (("variant",), points.COLUMNS),
     "drift": (("variant",), ("tap", "step", "value", "noise_low", "noise_high", "bad", "at")),
+    "texts": (text_frames.PAIR, text_frames.TEXT_COLUMNS),
+    "kl": (text_frames.PAIR, text_frames.KL_COLUMNS),
+    "classes": (("variant",), text_frames.CLASS_COLUMNS),
 }
 DIGITS = {"gain": 6, "overlap": 4, "overlap_min": 4}  # decimals; other numbers keep 3 digits
 

@@ -1,5 +1,6 @@
 """The page in a real browser: nothing is requested, nothing is complained of, everything is drawn."""
 
+import json
 import shutil
 
 import pytest
@@ -99,6 +100,37 @@ def test_ladder_link_and_cell_pick_what_the_charts_show(opened):
     assert page.input_value("#variant") == "B1_q2"
     page.click("#p-error .chart svg [aria-label*='tap: qr;'] >> nth=0")
     page.wait_for_function("document.querySelector('#tap').value === 'qr'")
+
+
+def test_texts_stand_side_by_side_with_their_first_difference(opened, failing):
+    page, seen = opened
+    assert (page.input_value("#rung"), page.input_value("#prompt")) == ("B1", "code")
+    document = json.loads((failing / "text/B1.json").read_text())["prompts"]["code"]
+    for whose, letter in (("own", "f"), ("reference", "i")):
+        pane = page.locator(f".written[data-whose={whose}] pre")
+        stop = pane.locator(".stop").inner_text()
+        assert (
+            pane.evaluate("pane => pane.textContent") == document[whose]["text"] + stop
+        )  # and no markup of its own
+        assert pane.locator(".first").inner_text() == letter
+        assert pane.locator(".copy").count() > 3
+        top, height = pane.evaluate(
+            "pane => [pane.querySelector('.first').offsetTop - pane.scrollTop, pane.clientHeight]"
+        )
+        assert 0 <= top < height
+    page.focus(".pick[data-rung=B0_unfused][data-prompt=opposites]")
+    page.keyboard.press("Enter")
+    assert page.input_value("#rung") == "B0_unfused"
+    assert page.input_value("#prompt") == "opposites"
+    assert page.locator(".pick[aria-current]").count() == 1
+    assert page.inner_text("[data-whose=own] .first") == "s"
+    assert "a near tie" in page.inner_text("#pair-said")
+    page.select_option("#rung", "B1_q2")
+    assert page.inner_text("[data-whose=own] pre") == "forced only"
+    point = "#p-kl .chart svg [aria-label*='variant: B1_pv_fp8'] >> nth=5"
+    page.click(point, force=True)  # another rung's point may lie on it
+    page.wait_for_function("() => document.querySelector('#rung').value !== 'B1_q2'")
+    assert seen.complaints == []
 
 
 def test_phone_has_no_sideways_scroll(browser, address):

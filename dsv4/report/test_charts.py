@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from dsv4.report import bounds, charts, frames, heat, ladder_charts, panels
+from dsv4.report import bounds, charts, frames, heat, ladder_charts, panels, text_charts
 from dsv4.report.measurements import empty_metrics
 
 
@@ -61,6 +61,30 @@ LEDGER = pd.DataFrame(
     [("kl_nats", "B1", "own cost", 0.0, 1e-9, 1e-3), ("kl_nats", "B1", "sum so far", 2e-4, 2e-4, None)],
     columns=["measure", "variant", "what", "value", "shown", "budget"],
 )
+KL = pd.DataFrame(
+    {
+        "variant": "B1",
+        "what": ["KL", "KL", "reference stops", "first difference"],
+        "step": [0.0, 16.0, 30.0, 20.0],
+        "last": [15.0, 29.0, 30.0, 20.0],
+        "kl_mean": [1e-4, 0.0, None, None],
+        "kl_median": [1e-5, 0.0, None, None],
+        "kl_low": [1e-6, 0.0, None, None],
+        "kl_high": [1e-3, 1e-12, None, None],
+        "at_least": [1e-4, 1e-9, None, None],
+        "bad": "",
+    }
+)
+CLASSES = pd.DataFrame(
+    {
+        "variant": ["B0", "B1", "B1"],
+        "name": ["letter", "letter", "chat"],
+        "top1": [1.0, 0.9, 0.8],
+        "n": 9,
+        "kl_nats": 0.1,
+    }
+)
+LAYERS = [{"layer": layer, "absmax": 3.0**layer, "ulp": 2.0**-6} for layer in range(3)]
 BUILT = {
     "layer_cosine": lambda: charts.layer_cosine(cells()),
     "gain": lambda: charts.gain(cells()),
@@ -70,6 +94,9 @@ BUILT = {
     "codes": lambda: charts.codes(frames.codes(rows(tap="kv_bytes", against="parent"))),
     "drift": lambda: charts.drift(bounds.with_step_noise(frames.drift(rows(**STEPS)), NOISE)),
     "end_to_end": lambda: ladder_charts.end_to_end(frames.end_to_end(rows(**LOGITS)), ["B0", "B1"]),
+    "by_position": lambda: text_charts.by_position(KL),
+    "by_class": lambda: text_charts.by_class(CLASSES),
+    "magnitude": lambda: text_charts.magnitude(text_charts.magnitudes(LAYERS, "layer"), "layer"),
     "ledger": lambda: ladder_charts.ledger(LEDGER, ["B0", "B1"]),
 }
 
@@ -95,6 +122,29 @@ def test_chart_of_no_rows_builds():
     empty = cells().iloc[:0]
     for build in (charts.layer_cosine, charts.gain, charts.choices, heat.heat_error, heat.heat_excess):
         assert build(empty).to_dict()["datasets"]["rows"] == []
+
+
+def chosen(chart, rung):
+    """Drawing of a chart with a rung chosen."""
+    spec = chart.to_dict() | {"width": 300}
+    for param in spec["params"]:
+        if param["name"] == "rung":
+            param["value"] = rung
+    return vl_convert.vegalite_to_svg(json.dumps(spec))
+
+
+def test_chosen_rung_has_its_band_and_the_marks_of_its_texts():
+    mine, other = chosen(text_charts.by_position(KL), "B1"), chosen(text_charts.by_position(KL), "B0")
+    for said in ("reference stops", "first difference"):
+        assert f">{said}<" in mine
+        assert f">{said}<" not in other
+    assert mine.count("mark-area") > 0
+    assert ">1e-9<" in mine  # a KL of 0 is drawn there
+
+
+def test_kl_that_is_no_number_is_a_cross():
+    broken = KL.assign(bad=["", "2 not finite", "", ""])
+    assert "✕" in chosen(text_charts.by_position(broken), "B1")
 
 
 def test_non_finite_is_a_cross_and_not_a_number():

@@ -41,6 +41,8 @@ LIGHT = {
     "x5": "#dd6a3c",
     "x6": "#a8201f",
     "none": "#f1f2f4",
+    "x-copy": "#fdebdd",
+    "x-copy-odd": "#f8d6bb",
 }
 DARK = {
     "page": "#11161b",
@@ -77,6 +79,8 @@ DARK = {
     "x5": "#d2622f",
     "x6": "#ff8d80",
     "none": "#1b232b",
+    "x-copy": "#33241a",
+    "x-copy-odd": "#4a3120",
 }
 MACROS = "macros.html.j2"  # what the pages' templates share; named here, so that the rules see the file
 FONT = "-apple-system, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
