@@ -1,6 +1,8 @@
 """Numbers and lists as text: short, aligned, and never silent about what is left out."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 NONE = "—"
 
@@ -46,6 +48,14 @@ def signed(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return number(value)
     return "0" if value == 0 else f"{value:+,.0f}".replace("-", "−")
+
+
+def kl_change(against: Mapping[str, Any]) -> str:
+    """A paired difference of KL with its standard error, ``kl_change`` and ``se`` in nats; a dash for none."""
+    change = against.get("kl_change")
+    if change is None:
+        return NONE
+    return f"{'+' if change > 0 else ''}{number(change)} ± {number(against.get('se'), '.0e')}"
 
 
 def first(texts: list[str], most: int = 4) -> str:

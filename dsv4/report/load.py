@@ -120,11 +120,16 @@ def load(results: Path, config: Path, target: str | None = None) -> Audit:
     audit.casts, why = casts.load(results)
     audit.gaps += [Gap("casts.json", why)] if why else []
     audit.code = _json(audit, results / "closure.json", "which code runs was not looked at")
-    passed = [rung.id for rung in rungs if audit.state(rung) is State.PASS]
-    audit.texts = load_texts(results, passed)  # a text of a rung that passes no more is an earlier run's
+    audit.texts = load_texts(results, [rung.id for rung in rungs if _texted(audit, rung)])
     audit.gaps += [Gap(*gap) for gap in audit.texts.gaps]
     audit.gaps += _unjudged(audit)
     return audit
+
+
+def _texted(audit: Audit, rung: Variant) -> bool:
+    """Whether a rung's text may be shown: it passed, and its judge did not refuse the files as another run's."""
+    text = audit.verdicts.get(rung.id, {}).get("e2e") or {}
+    return audit.state(rung) is State.PASS and not (text.get("text_note") and not text.get("text"))
 
 
 def _unjudged(audit: Audit) -> list[Gap]:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsv4.report.digits import NONE, count, number
+from dsv4.report.digits import NONE, count, kl_change, number
 
 TONES = {
     "contributor": ("fail", "contributor"),
     "ruled_out": ("pass", "ruled out"),
     "not_needed": ("not_needed", "not needed"),
-    "not_exercised": ("cannot_measure", "not exercised"),
+    "not_exercised": ("cannot_measure", "NOT EXERCISED"),
     "not_run": ("not_run", "not run"),
 }
 ABSENT = {
@@ -25,15 +25,16 @@ def shown(found: Mapping[str, Any]) -> dict[str, Any]:
     """Verdict, tables and sentences."""
     told = found or ABSENT
     tone, word = TONES[told["verdict"]]
+    said = told["words"].removeprefix(f"{told['verdict'].replace('_', ' ')}: ")  # the badge says it
+    asked = [_asked(one) for one in told.get("asked_by") or []]
     return {
         "tone": tone,
         "word": word,
-        "words": told["words"],
-        "asked": [_asked(one) for one in told.get("asked_by") or []],
-        "rungs": _rungs(told.get("rungs") or {}),
+        "words": f"{said[:1].upper()}{said[1:]}{'' if said.endswith('.') else '.'}",
+        "asked": asked if len(asked) > 1 else [],  # the sentence names the first
+        "rungs": _rungs(told),
         "cost": _cost(told.get("cost") or []),
         "exercised": _exercised(told),
-        "idle": (largest(told) or EXERCISED) < EXERCISED,
         "mixing": _mixing(told.get("mixing") or {}),
     }
 
@@ -54,23 +55,24 @@ def _asked(one: Mapping[str, Any]) -> str:
 
 def _exercised(found: Mapping[str, Any]) -> str:
     most = largest(found)
-    if most is None:
+    if most is None or found["verdict"] == "not_exercised":  # its sentence says so
         return ""
-    if most < EXERCISED:
-        return (
-            f"|X| is at most {most:.4g}; a BF16 ULP reaches 2 from {EXERCISED} on: what an FP32 residual saves shows in"
-            " a larger model only."
-        )
-    return f"|X| reaches {most:.4g}, beyond the {EXERCISED} from which a BF16 ULP is 2."
+    side = "beyond" if most >= EXERCISED else "under"
+    return f"Max |X| is {most:.4g}, {side} the {EXERCISED} from which on a BF16 ULP is 2."
 
 
-def _rungs(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Onset by prompt and KL of each rung of the A/B."""
-    prompts = list(dict.fromkeys(name for rung in found.values() for name in rung.get("onsets") or {}))
+def _rungs(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Onset by prompt and KL of each rung of the A/B, the rung below it first."""
+    rungs: dict[str, Mapping[str, Any]] = dict(found.get("rungs") or {})
+    if below := found.get("parent"):
+        rungs = {below["variant"]: below | {"change": None}} | rungs
+    prompts = list(dict.fromkeys(name for rung in rungs.values() for name in rung.get("onsets") or {}))
     lines = []
-    for name, rung in found.items():
+    for name, rung in rungs.items():
         onsets = rung.get("onsets") or {}
-        lines.append((name, number(rung.get("kl_nats")), [_onset(onsets.get(prompt)) for prompt in prompts]))
+        change = rung.get("change") or {}
+        steps = [_onset(onsets[prompt]) if prompt in onsets else NONE for prompt in prompts]
+        lines.append((name, number(rung.get("kl_nats")), kl_change(change), bool(change.get("moved")), steps))
     return {"prompts": prompts, "lines": lines}
 
 
@@ -79,9 +81,20 @@ def _onset(step: int | None) -> str:
 
 
 def _cost(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    rows = [
+        {name: value for name, value in row.items() if not isinstance(value, Mapping)}
+        | {f"{rung}: bytes_per_step": moved for rung, moved in (row.get("by_rung") or {}).items()}
+        for row in rows
+    ]
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [[_said(row.get(name)) for name in names] for row in rows]
-    return {"names": [name.replace("_", " ") for name in names], "lines": lines}
+    return {"names": [_words(name) for name in names], "lines": lines}
+
+
+def _words(name: str) -> str:
+    """A column's name in words; a rung's id stays."""
+    rung, colon, rest = name.rpartition(": ")
+    return f"{rung}{colon}{rest.replace('_', ' ')}"
 
 
 def _said(value: object) -> str:

@@ -95,7 +95,7 @@ def test_a_rung_that_writes_the_references_text_again_is_no_new_difference(audit
 def test_a_parent_without_a_text_is_looked_through(audit):
     del audit.texts.documents["B2"]
     assert {change.variant for change in text_findings.changed(audit)} == {"B0_unfused", "B1", "B4_swiglu"}
-    assert text_findings.missing(audit) == ["Passed, and no text was looked at: B2. Run snakemake B2."]
+    assert text_findings.missing(audit) == ["Passed, and has no text: B2. Run snakemake B2."]
 
 
 def test_page_of_an_audit_without_texts_says_what_to_run(copy):
@@ -149,7 +149,11 @@ def test_text_that_is_empty_or_broken_is_said_and_drawn(copy):
     assert (row.cells[1].look, row.cells[1].end) == ("broken", 3)
     bins = text_frames.positions(audit).query("variant == 'B1' and prompt == 'code' and what == 'KL'")
     assert bins.set_index("step").loc[16, "bad"] == "1 not finite"
-    assert bins["bad"].ne("").sum() == 1
+    assert (
+        bins["bad"].ne("").tolist()
+        == bins["kl_mean"].isna().tolist()
+        == [first == 16 for first in bins["step"]]
+    )
 
 
 def test_what_texts_say_is_escaped(copy):
@@ -241,23 +245,60 @@ def test_how_texts_end_is_counted_by_kind(audit):
 @pytest.mark.parametrize("verdict", list(residual.TONES))
 def test_every_verdict_of_b5_has_a_word(verdict):
     found = residual.shown(RESIDUAL | {"verdict": verdict})
-    assert found["word"] == verdict.replace("_", " ")
+    assert found["word"].lower() == verdict.replace("_", " ")
 
 
 def test_residual_under_256_is_said_not_to_be_exercised():
-    assert residual.shown(RESIDUAL)["idle"]
-    large = {"by_layer": [{"layer": 0, "absmax": 300.0, "ulp": 2.0}], "by_step": []}
+    found = residual.shown(RESIDUAL)
+    assert found["word"] == "NOT EXERCISED"
+    assert found["words"].startswith("Max abs X is 41.8, and a BF16 ULP reaches 2 from 256 on")
+    large = {"by_layer": [{"layer": 0, "absmax": 300.0, "ulp": 2.0}], "by_step": [], "verdict": "ruled_out"}
     found = residual.shown(RESIDUAL | large)
-    assert not found["idle"]
-    assert found["exercised"] == "|X| reaches 300, beyond the 256 from which a BF16 ULP is 2."
+    assert found["exercised"] == "Max |X| is 300, beyond the 256 from which on a BF16 ULP is 2."
     assert residual.shown({})["exercised"] == ""
     assert residual.shown({})["word"] == "not run"
 
 
-def test_cost_and_mixing_are_shown():
+def test_rungs_cost_and_mixing_of_b5_are_shown():
     found = residual.shown(RESIDUAL)
-    assert found["cost"]["lines"][0] == ["43", "1,409,024", "1,409,024"]
+    assert [line[:3] for line in found["rungs"]["lines"]] == [
+        ("B4_head", "9.1e-6", "—"),
+        ("B5_all", "8.8e-6", "−3.0e-7 ± 4e-7"),
+        ("B5_single", "9.0e-6", "−1.0e-7 ± 4e-7"),
+    ]
+    cost = dict(zip(found["cost"]["names"], found["cost"]["lines"][0], strict=True))
+    assert cost["bytes per token"] == "32,768"
+    assert cost["B5_single: bytes per step"] == "131,072"
+    assert "by rung" not in cost
     assert found["mixing"] == (
         "mHC's mixing matrices: row sums 0.99991 to 1.00012, column sums 0.99999 to 1, spectral norm at most"
         " 1.0001: mixing does not amplify."
     )
+
+
+def test_a_broken_text_comes_first_in_the_judges_words(audit):
+    said = "plain `code`: a stop id was passed at step 12"
+    audit.verdicts["B2"]["e2e"]["text"] |= {"broken": True, "reasons": [said, "more"]}
+    assert text_findings.findings(audit)[0] == ("fail", "Broken", f"B2: {said}.")
+    (row,) = [row for row in text.shown(audit)["rows"] if row.id == "B2"]
+    assert row.broken == said
+
+
+def test_a_text_that_its_judge_refused_is_not_shown_and_the_page_says_why(copy):
+    note = "text/B2.json is of another plan; delete it"
+    verdicts = {"text": None, "text_note": note}
+    edit(copy / "gates.json", lambda d: [v["e2e"].update(verdicts) for v in d["variants"] if v["id"] == "B2"])
+    audit = load(copy, CONFIG)
+    assert "B2" not in audit.texts.documents
+    assert text_findings.missing(audit) == [f"Passed, and has no text: B2: {note}"]
+
+
+def test_attribution_lists_what_was_run_and_draws_nothing_that_is_not_finite(audit):
+    found = audit.verdicts["B1"]["e2e"]["text"]["attribution"]
+    found["ops"][1] |= {"returned": None}
+    found["ops"].append({"op": "head", "returned": 0.0, "same_bits": True})
+    (shown,) = [each for each in text.shown(audit)["attributions"] if each["id"] == "B1"]
+    assert [name for name, _, _ in shown["ops"]] == ["attend", "index_topk", "route", "moe"]
+    assert shown["ops"][0] == ("attend", "86.0%", 86.0)
+    assert shown["ops"][1] == ("index_topk", "—", 0.0)
+    assert shown["layers"][0] == ("attend, layer 5", "61.0%", 61.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dsv4.ladder import Variant
 from dsv4.report import residual
-from dsv4.report.digits import number, percent
+from dsv4.report.digits import kl_change, number, percent
 from dsv4.report.load import Audit
 from dsv4.report.tables import ordered
 from dsv4.report.text_cells import KINDS, Cell, Text, ended, reference_cell, rung_cell
@@ -17,7 +17,6 @@ from dsv4.report.text_findings import chosen, findings, missing
 from dsv4.report.written import (
     free_texts,
     judgement,
-    kl_change,
     longest_text,
     prompts_of,
     reference_of,
@@ -41,7 +40,8 @@ class Row:
     ----------
     cells : one a prompt, None where there is no text of its own; empty: forced only.
     moved : whether its KL differs from its parent's by more than its error; None: has no parent, or not judged.
-    why : what its KL comes from, and what else was said of it.
+    why : what its KL comes from, or whose text it took, having the same bits.
+    broken : why its text is broken, or an empty text.
     """
 
     id: str
@@ -53,7 +53,8 @@ class Row:
     worst: str
     cells: tuple[Cell | None, ...]
     moved: bool | None
-    why: tuple[str, ...]
+    why: str
+    broken: str
 
 
 def shown(audit: Audit, left_out: Collection[str] = ()) -> dict[str, Any]:
@@ -78,6 +79,7 @@ def shown(audit: Audit, left_out: Collection[str] = ()) -> dict[str, Any]:
         "prompt": prompt,
         "ends": _ends(audit, rows),
         "attributions": _attributions(audit, rows),
+        "said": [(rung.id, said) for rung in rows if (said := judgement(audit, rung.id).get("reasons"))],
         "labels": sorted({str(found.get("label")) for found in documents.values() if found.get("label")}),
         "residual": residual.shown(audit.texts.residual),
     }
@@ -86,8 +88,10 @@ def shown(audit: Audit, left_out: Collection[str] = ()) -> dict[str, Any]:
 def _row(audit: Audit, rung: Variant, depth: int, prompts: Mapping[str, str]) -> Row:
     judged, own = judgement(audit, rung.id), dict(free_texts(audit, rung.id))
     against = judged.get("own") or {}
-    words = (judged.get("attribution") or {}).get("words")
-    why = [words or ("not attributed" if against.get("moved") else ""), *(judged.get("reasons") or [])]
+    words = (judged.get("attribution") or {}).get("words") or (
+        "not attributed" if against.get("moved") else ""
+    )
+    same = audit.texts.documents[rung.id].get("same_bits_as")
     cells = tuple(
         rung_cell(own[name], text_below(audit, rung, name), longest_text(audit, name))
         if name in own
@@ -104,7 +108,8 @@ def _row(audit: Audit, rung: Variant, depth: int, prompts: Mapping[str, str]) ->
         worst=number(judged.get("kl_worst")),
         cells=cells if own else (),
         moved=against.get("moved"),
-        why=tuple(text for text in why if text),
+        why=words or (f"same bits as {same}" if same else ""),
+        broken=(judged.get("reasons") or [""])[0] if judged.get("broken") else "",
     )
 
 
@@ -139,10 +144,11 @@ def _attributions(audit: Audit, rungs: list[Variant]) -> list[dict[str, Any]]:
         told = judgement(audit, rung.id).get("attribution")
         if not told:
             continue
-        parts = [(part["op"], part["returned"]) for part in told.get("ops") or []]
-        layers = [
-            (f"{part['op']}, layer {part['layer']}", part["returned"]) for part in told.get("layers") or []
-        ]
+        ops, places = (
+            [part for part in told.get(name) or [] if not part.get("same_bits")] for name in ("ops", "layers")
+        )
+        parts = [(part["op"], part["returned"]) for part in ops]
+        layers = [(f"{part['op']}, layer {part['layer']}", part["returned"]) for part in places]
         found.append(
             {
                 "id": rung.id,
@@ -154,6 +160,6 @@ def _attributions(audit: Audit, rungs: list[Variant]) -> list[dict[str, Any]]:
     return found
 
 
-def _bar(share: float) -> float:
-    """Pixels of a share's bar."""
-    return round(100 * min(max(share, 0.0), 1.0), 1)
+def _bar(share: float | None) -> float:
+    """Pixels of a share's bar; none for one that is not finite."""
+    return round(100 * min(max(share or 0.0, 0.0), 1.0), 1)

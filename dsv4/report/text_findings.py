@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsv4.ladder import State
+from dsv4.report.digits import kl_change
 from dsv4.report.load import Audit
 from dsv4.report.text_cells import ended, first_difference, onset, same_end
 from dsv4.report.written import (
     free_texts,
     judgement,
-    kl_change,
     longest_text,
     prompts_of,
     text_below,
@@ -44,7 +44,7 @@ def findings(audit: Audit) -> list[Finding]:
     changes, wrote = changed(audit), [rung.id for rung in writers(audit)]
     lines = [_on_text(changes, wrote)] if wrote else []
     lines += [*_on_repetition(audit), *_on_ends(audit)] if wrote else []
-    return [*lines, _on_kl(audit)]
+    return [*_on_broken(audit), *lines, _on_kl(audit)]
 
 
 def changed(audit: Audit) -> list[Change]:
@@ -73,12 +73,31 @@ def chosen(audit: Audit) -> tuple[str, str]:
 
 
 def missing(audit: Audit) -> list[str]:
-    """Rungs that passed and whose text was not looked at."""
-    passed = [rung.id for rung in audit.ladder if audit.state(rung) is State.PASS]
-    names = [name for name in passed if name not in audit.texts.documents]
-    if not names or not audit.texts.documents:
-        return []
-    return [f"Passed, and no text was looked at: {', '.join(names)}. Run snakemake {names[-1]}."]
+    """Rungs that passed and have no text that was judged, and why."""
+    why: dict[str, list[str]] = {}
+    for rung in audit.ladder:
+        if audit.state(rung) is State.PASS and rung.id not in audit.texts.documents:
+            note = (
+                (audit.verdicts[rung.id].get("e2e") or {}).get("text_note")
+                if rung.id in audit.verdicts
+                else None
+            )
+            why.setdefault(note or "", []).append(rung.id)
+    if not audit.texts.documents:  # all that can be said without a reason is said once
+        why.pop("", None)
+    return [
+        f"Passed, and has no text: {', '.join(names)}"
+        + (f": {note}" if note else f". Run snakemake {names[-1]}.")
+        for note, names in why.items()
+    ]
+
+
+def _on_broken(audit: Audit) -> Iterator[Finding]:
+    """Faults of the code, or texts that no rounding explains: the judge's words."""
+    for rung in audit.ladder:
+        judged = judgement(audit, rung.id)
+        if rung.id in audit.texts.documents and judged.get("broken"):
+            yield "fail", "Broken", f"{rung.id}: {judged['reasons'][0]}."
 
 
 def _on_text(changes: list[Change], wrote: list[str]) -> Finding:

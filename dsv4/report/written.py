@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsv4.ladder import Variant
-from dsv4.report.digits import NONE, number
 from dsv4.report.load import Audit
 from dsv4.report.text_cells import Text
 
@@ -58,11 +57,3 @@ def longest_text(audit: Audit, prompt: str) -> int:
 def judgement(audit: Audit, variant: str) -> Mapping[str, Any]:
     """Judgement of a rung's forced text, ``e2e.text`` of its verdict, or nothing."""
     return ((audit.verdicts.get(variant) or {}).get("e2e") or {}).get("text") or {}
-
-
-def kl_change(against: Mapping[str, Any]) -> str:
-    """KL against the parent's, with its standard error."""
-    change = against.get("kl_change")
-    if change is None:
-        return NONE
-    return f"{'+' if change > 0 else ''}{number(change)} ± {number(against.get('se'), '.0e')}"
