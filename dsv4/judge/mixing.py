@@ -1,7 +1,7 @@
 """mHC's mixing matrices in the reference's dumps: row and column sums and the spectral norm of every comb.
 
 ``X'_k = sum_j comb[j, k] X_j``: no stream mix can grow the residual while the spectral norm is 1 or less. Sinkhorn ends
-on columns, so that row sums are 1 up to what 20 iterations leave.
+on columns; rows are off 1 by what its 20 iterations leave, 5% at most in nano, where the norm reaches 1.011.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import numpy as np
 from dsv4.dump import DumpError, DumpReader
 from dsv4.taps import PHASES
 
-EXPANSIVE = 1 + 1e-3  # spectral norm above which a mix grows what it mixes: over what Sinkhorn leaves
+EXPANSIVE = 1 + 1e-3  # spectral norm above which the claim does not hold; column sums alone are off by 1e-6
 
 
 @dataclass

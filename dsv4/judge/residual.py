@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from rich.console import Console
 
 from dsv4.config import Config, load
@@ -23,12 +22,12 @@ from dsv4.judge.launches import FLASH, PRO, Sizes, step_bytes, stream_bytes
 from dsv4.judge.measure import arguments, read_notes
 from dsv4.judge.mixing import mixing
 from dsv4.judge.onsets import asked_by, onsets
-from dsv4.judge.repetition import own_texts
+from dsv4.judge.repetition import texts_of
 from dsv4.judge.residual_verdict import FILE, Found, Tried, decide
 from dsv4.judge.streams import lines, peaks, step_peaks
 from dsv4.judge.summary import number
 from dsv4.judge.text_change import paired_change
-from dsv4.judge.text_head import read_head
+from dsv4.judge.text_files import Text
 from dsv4.ladder import State, Variant
 from dsv4.plan import Plan, flatten
 
@@ -70,19 +69,18 @@ class Audit:
         parent = self.parent
         return [rung for rung in self.config.ladder.residuals() if parent and rung.parent == parent.id]
 
+    @cached_property
+    def texts(self) -> dict[str, Text]:
+        """Texts of the spine's and the A/B's rungs that passed."""
+        return texts_of(self.results, [rung for rung in self.passed if rung.spine or rung in self.rungs])
+
     def tried(self, rung: Variant | None) -> Tried | None:
         """A rung that passed and has a text, beside its parent's if that has one too."""
-        head = read_head(self.results, rung) if rung in self.passed and rung else None
-        if rung is None or head is None:
+        if rung is None or rung.id not in self.texts:
             return None
-        own, below = self.table(rung.id), self.table(rung.parent) if rung != self.parent else None
-        kl = None if own is None else number(own["kl_nats"].mean(skipna=False))
-        return Tried(rung.id, rung.plan.residual, kl, _change(own, below), onsets(head))
-
-    def table(self, name: str | None) -> pd.DataFrame | None:
-        """Forced positions of a rung."""
-        path = self.results / "text" / f"{name}.parquet"
-        return pd.read_parquet(path) if path.exists() else None
+        own, below = self.texts[rung.id], self.texts.get(rung.parent or "")
+        kl = number(own.table["kl_nats"].mean(skipna=False))
+        return Tried(rung.id, rung.plan.residual, kl, _change(own, below), onsets(own.head))
 
     def layer_peaks(self) -> list[float]:
         """Max abs X by layer in the free runs of all judged rungs."""
@@ -102,7 +100,9 @@ class Audit:
 def judge(results: Path, config: Config, target: str | None = None) -> dict[str, Any]:
     """``residual.json``; see :class:`Audit` for the parameters."""
     audit = Audit(results, config, target)
-    texts = own_texts(results, audit.passed)
+    texts = {
+        rung.id: audit.texts[rung.id].head for rung in audit.passed if rung.spine and rung.id in audit.texts
+    }
     below = audit.tried(audit.parent)
     by_layer, by_step = audit.layer_peaks(), audit.step_peaks()
     found = Found(
@@ -133,12 +133,10 @@ def judge(results: Path, config: Config, target: str | None = None) -> dict[str,
     }
 
 
-def _change(own: pd.DataFrame | None, below: pd.DataFrame | None) -> dict[str, Any] | None:
-    if own is None or below is None:
-        return None
+def _change(own: Text, below: Text | None) -> dict[str, Any] | None:
     try:
-        return paired_change(own, below).as_dict()
-    except ValueError:  # no pairs: one of the two is of an earlier run, or holds NaN
+        return paired_change(own.table, below.table).as_dict() if below else None
+    except ValueError:  # a position without a KL
         return None
 
 

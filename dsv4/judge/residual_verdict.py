@@ -33,7 +33,7 @@ class Tried:
     ----------
     variant : its id; ``value`` of the plan's ``residual``.
     kl_nats : mean over the forced positions, or None.
-    change : of that, :func:`dsv4.judge.text_change.paired_change`; None where they are no pairs.
+    change : of that against the BF16 parent, as :class:`dsv4.judge.text_change.Change` gives it; None without a pair.
     onsets : of its own text; empty if it was only forced.
     """
 

@@ -2,15 +2,16 @@
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
-from dsv4.files import write_json, write_parquet
+from dsv4.files import write_json
 from dsv4.judge import repetition as repetition_module
 from dsv4.judge import residual as residual_module
+from dsv4.judge._texts import Texts, continuation, generation
 from dsv4.judge.collect import collect, published
 from dsv4.judge.compare import COLUMNS
 from dsv4.judge.conftest import Audit
@@ -18,11 +19,21 @@ from dsv4.judge.gate import header
 from dsv4.judge.launches import FLASH, PRO
 from dsv4.judge.measure import Notes, read_notes, write
 from dsv4.judge.residual import cost, judge
-from dsv4.plan import flatten
+from dsv4.ladder import Ladder
 from dsv4.salvage import drop_stale, due
 from dsv4.taps import BY_NAME
 
-TOKENS, FOUR = 576, ["B5_all", "B5_first_half", "B5_last_half", "B5_single"]
+FOUR = ["B5_all", "B5_first_half", "B5_last_half", "B5_single"]
+
+
+RUNGS = {
+    "B0": {"spine": True},
+    "B4_head": {"parent": "B0", "set": {"casts.head": "native"}, "spine": True},
+    **{
+        name: {"parent": "B4_head", "set": {"residual": value}, "on_request": True}
+        for name, value in zip(FOUR, ("fp32", "fp32_first_half", "fp32_last_half", "fp32_last"), strict=True)
+    },
+}
 
 
 class Run(Audit):
@@ -30,6 +41,8 @@ class Run(Audit):
 
     def __init__(self, results):
         super().__init__(results)
+        self.config = replace(self.config, ladder=Ladder(RUNGS))
+        self.texts = Texts(self.results, self.config)
         for rung in self.config.ladder.spine():
             self.passed(rung.id).text(rung.id)
 
@@ -42,29 +55,20 @@ class Run(Audit):
         )
         return self
 
-    def text(self, name, own=None, reference=None, kl=1e-2, spread=0.0, plan=None):
-        rung = self.config.ladder[name]
+    def text(self, name, own=None, reference=None, kl=1e-2, spread=0.0, **head):
+        """A rung's texts with these onsets on ``chat``; ``spread``: of blocks of 32 positions, in turns up and down."""
+        table = self.texts.table()
+        table["kl_nats"] = kl + spread * (1 - 2 * (table["step"] // 32 % 2))
         loops = [
             None if onset is None else {"onset": onset, "period": 3, "copies": 9.0}
             for onset in (own, reference)
         ]
-        chat = {"own": {"loop": loops[0]}, "reference": {"loop": loops[1]}}
-        prompts = {"chat": chat, "code": {"own": {"loop": None}, "reference": {"loop": None}}}
-        head = {
-            "schema": 1,
-            "variant": name,
-            "plan": plan or flatten(rung.plan),
-            "prompts": prompts,
-        }
-        write_json(self.results / "text" / f"{name}.json", head)
-        noise = np.tile(
-            np.repeat([spread, -spread], 32), TOKENS // 32
-        )  # blocks that differ from the parent's
-        rows = pd.DataFrame({"prompt": ["chat"] * TOKENS + ["code"] * TOKENS, "step": [*range(TOKENS)] * 2})
-        rows = rows.assign(token=rows["step"] % 7, kl_nats=kl + noise)
-        write_parquet(
-            self.results / "text" / f"{name}.parquet", pa.Table.from_pandas(rows, preserve_index=False)
-        )
+        ours = {"chat": generation(continuation("chat"), loop=loops[0])}
+        self.texts.rung(name, table, ours, **head)
+        path = self.results / "text" / f"{name}.json"
+        account = json.loads(path.read_text())
+        account["prompts"]["chat"]["reference"]["loop"] = loops[1]
+        write_json(path, account)
         return self
 
     def judged(self, target=None):
@@ -83,6 +87,10 @@ class Run(Audit):
         return {each["id"]: each for each in collect(self.results, self.config, target)["variants"]}
 
 
+def onsets(chat):
+    return dict.fromkeys(("capital", "code", "opposites")) | {"chat": chat}
+
+
 @pytest.fixture
 def run(tmp_path):
     return Run(tmp_path / "run")
@@ -92,7 +100,7 @@ def test_texts_that_do_not_repeat_early_need_nothing(run):
     run.text("B4_head", own=100, reference=100)
     found = run.judged()
     assert (found["verdict"], found["asked_by"], found["rungs"]) == ("not_needed", [], {})
-    assert found["parent"]["onsets"] == {"chat": 100, "code": None}
+    assert found["parent"]["onsets"] == onsets(100)
     assert [row["absmax"] for row in found["by_layer"]] == [300.0, 400.0]
     assert [row["ulp"] for row in found["by_layer"]] == [2.0, 2.0]
     for name in FOUR:
@@ -101,20 +109,20 @@ def test_texts_that_do_not_repeat_early_need_nothing(run):
 
 
 def test_a_rung_of_the_spine_that_repeats_early_asks_for_it(run):
-    run.text("B1", own=99, reference=100)
+    run.text("B0", own=99, reference=100)
     found = run.judged()
     assert found["verdict"] == "not_run"
-    assert found["asked_by"] == [{"variant": "B1", "prompt": "chat", "onset": 99, "reference_onset": 100}]
-    assert "B1 repeats from token 99 of chat on" in run.states()["B5_all"]["reasons"][0]
+    assert found["asked_by"] == [{"variant": "B0", "prompt": "chat", "onset": 99, "reference_onset": 100}]
+    assert "B0 repeats from token 99 of chat on" in run.states()["B5_all"]["reasons"][0]
     assert [rung.id for rung in due(run.results, run.config, None)[-4:]] == FOUR
-    run.passed("B1", "fail")  # a text of an earlier run, of a rung that did not pass
+    run.passed("B0", "fail")  # a text of an earlier run, of a rung that did not pass
     assert run.judged()["asked_by"] == []
 
 
 def test_a_text_of_another_plan_or_rung_asks_for_nothing(run):
-    run.text("B1", own=9, reference=None, plan={"q_format": "bf16"})
+    run.text("B0", own=9, reference=None, plan={"q_format": "fp8"})
     assert run.judged()["asked_by"] == []
-    run.text("B1", own=9, reference=None)
+    run.text("B0", own=9, reference=None)
     assert [each["reference_onset"] for each in run.judged()["asked_by"]] == [None]
 
 
@@ -134,7 +142,7 @@ def test_what_the_ab_moves_is_read_from_its_texts(run, own, kl, verdict):
     found = run.judged("B5")
     assert (found["verdict"], list(found["rungs"])) == (verdict, FOUR)
     rung = found["rungs"]["B5_all"]
-    assert rung["onsets"] == {"chat": own, "code": None}
+    assert rung["onsets"] == onsets(own)
     assert rung["kl_nats"] == pytest.approx(kl, abs=1e-4)
     assert rung["change"]["moved"] == (kl < 1e-2)
     assert set(run.states("B5")) == {each.id for each in run.config.ladder.about("B5")}
@@ -163,6 +171,7 @@ def test_missing_files_are_what_was_not_run(run):
         None,
         [],
     )
+    run.texts.reference()
     run.text("B4_head", own=40, reference=100)
     run.passed("B5_all").text("B5_all", own=40, reference=100)
     (run.results / "text" / "B4_head.parquet").unlink()

@@ -41,7 +41,7 @@ def dump(path, taps, kind="variant", mode="isolated"):
 
 
 def test_steps_take_the_larger_site_layer_and_prompt(tmp_path):
-    rows = lambda *values: np.float32(values).reshape(-1, 1, 1) * np.float32([[1, -1], [0.5, 0]])  # noqa: E731
+    rows = lambda *values: np.float32(values).reshape(-1, 1, 1) * np.float32([[0.5, -1], [0.5, 0]])  # noqa: E731
     one = dump(
         tmp_path / "one.h5",
         {
