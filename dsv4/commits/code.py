@@ -11,6 +11,13 @@ from dsv4.code_inputs import COMMITS, KERNELS, PACKAGES, ROOT, closure
 
 STAGE = "dsv4.run.variant"  # what is run of a commit
 WORDS = ("docs", "reports")  # folders that nothing runs or reads
+TOOLS = (
+    "Makefile",
+    "Snakefile",
+    "LICENSE",
+    ".smk",
+    ".ci",
+)  # files, endings, folders that other programs read
 LOADERS = {"__import__", "exec", "eval", "import_module", "run_module", "run_path", "exec_module"}
 LOADERS |= {"load_module", "load_source", "spec_from_file_location", "SourceFileLoader"}
 
@@ -20,7 +27,8 @@ def fingerprint(tree: Path, backend: str) -> dict[str, str] | None:
 
     Of Python below ``dsv4/`` and ``kernels/`` these are the files that imports reach. Every other file
     counts, whoever may read it: data, headers, sources of kernels, a module that would go before an
-    installed one. Only ``*.md`` and what is below ``docs/`` and ``reports/`` are words.
+    installed one. Only ``*.md`` and what is below ``docs/`` and ``reports/`` are words, and :data:`TOOLS` are what
+    none of these modules has in a string.
 
     Parameters
     ----------
@@ -30,9 +38,12 @@ def fingerprint(tree: Path, backend: str) -> dict[str, str] | None:
     try:
         without = (COMMITS,) if backend == "kernel" else (COMMITS, KERNELS)
         runs = closure(STAGE, without, tree.resolve())
-        if any(_loads_unnamed(tree / file) for file in runs if file.endswith(".py")):
+        parsed = [ast.parse((tree / file).read_bytes()) for file in runs if file.endswith(".py")]
+        if any(_loads_unnamed(module) for module in parsed):
             return None
-        return {file: _hash(tree / file) for file in sorted({*runs, *_read(tree)})}
+        unread = [tool for tool in TOOLS if not any(_says(module, tool) for module in parsed)]
+        read = {file for file in _read(tree) if not {file.split("/")[0], Path(file).suffix} & {*unread}}
+        return {file: _hash(tree / file) for file in sorted({*runs, *read})}
     except (ModuleNotFoundError, SyntaxError, ValueError, OSError, RecursionError):
         return None
 
@@ -50,9 +61,17 @@ def _read(tree: Path) -> Iterator[str]:
                 yield path.as_posix()
 
 
-def _loads_unnamed(path: Path) -> bool:
+def _says(module: ast.Module, word: str) -> bool:
+    """Whether a word stands in a string of a module that is no docstring."""
+    return any(
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and word in node.value
+        for node in ast.walk(without_docstrings(module))
+    )
+
+
+def _loads_unnamed(module: ast.Module) -> bool:
     """Whether a file can run code that no import or constant of it names."""
-    nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    nodes = list(ast.walk(module))
     named = {id(node.func) for node in nodes if isinstance(node, ast.Call) and _names_module(node)}
     return any(_loader(node) for node in nodes if id(node) not in named)
 

@@ -42,6 +42,10 @@ def tree(folder, **changes):
         ("kernels/op/table.json", "[]", True),
         ("rules/config.schema.yaml", "type: array\n", True),
         ("docs/a.html", "words", False),
+        ("Makefile", "all:", False),  # of another program, and no module names it
+        ("rules/a.smk", "rule a:", False),
+        (".ci/run", "make", False),
+        ("kernels/Makefile", "all:", True),
         ("dsv4/test_unused.py", "x = 1\n", False),
         ("data/scale.json", "2", True),  # read through Path(__file__).parents
         ("kernels/op/csrc/y.cu", "code", True),
@@ -60,6 +64,21 @@ def test_what_runs_is_told_from_what_does_not(tmp_path, file, text, differ):
     assert one is not None
     assert other is not None
     assert differing(one, other) == ([file] if differ else [])
+
+
+@pytest.mark.parametrize(
+    ("code", "file"),
+    [
+        ("x = open('Makefile').read()\n", "Makefile"),
+        ("f = lambda: Path('rules').glob('*.smk')\n", "rules/a.smk"),
+    ],
+)
+def test_a_file_of_another_program_counts_where_a_module_names_it(tmp_path, code, file):
+    one, other = (
+        fingerprint(tree(tmp_path / name, **{"dsv4/model.py": code, file: name}), "ref")
+        for name in ("a", "b")
+    )
+    assert differing(one, other) == [file]
 
 
 def test_a_module_that_moved_is_another(tmp_path):
@@ -105,6 +124,7 @@ def test_words_of_this_project_are_no_code(tmp_path):
     for file, old, new in (
         ("README.md", "a", "A"),
         ("docs/engines.md", "a", "A"),
+        ("Makefile", "\n", "\n# word\n"),
         ("dsv4/model/stages.py", '"""', '"""Word. '),
         ("dsv4/plan.py", "\n\n", "\n# word\n"),
     ):
