@@ -122,6 +122,7 @@ class Made:
         self.metadata = object()
 
 
+@compared
 def test_another_release_of_triton_shares_nothing_and_no_other_architecture_is_first():
     for arch, release, kept in (
         ("sm_100a", COMPARED[0], True),
@@ -134,6 +135,7 @@ def test_another_release_of_triton_shares_nothing_and_no_other_architecture_is_f
         assert bool(left.fit(ARCHITECTURES["sm_103a"])) == kept
 
 
+@compared
 def test_ir_for_another_assembler_is_not_used():
     kept = Kept(Lowered("define void @f()", {}, ("sm_103a",), "99.9"))
     assert kept.fit(ARCHITECTURES["sm_103a"]) is None
