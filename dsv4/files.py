@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,13 @@ def remove_stale(path: Path) -> None:
         pid = old.name.removeprefix(prefix).split(".")[0]
         if pid.isdigit() and not alive(int(pid)):
             old.unlink(missing_ok=True)
+
+
+def newest(path: Path, below: Sequence[Path]) -> bool:
+    """Whether ``path`` and what it rests on are there, and nothing of that is newer."""
+    if not path.is_file() or not all(other.is_file() for other in below):
+        return False
+    return max((other.stat().st_mtime_ns for other in below), default=0) <= path.stat().st_mtime_ns
 
 
 def alive(pid: int) -> bool:

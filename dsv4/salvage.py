@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsv4.config import Config
+from dsv4.files import newest
 from dsv4.judge.onsets import REPETITION, asked
 from dsv4.judge.residual_verdict import FILE as RESIDUAL
 from dsv4.ladder import State, Variant
@@ -29,13 +30,6 @@ def current(results: Path, variant: Variant, prompts: Sequence[str]) -> bool:
 
 def _dumps(results: Path, variant: Variant, prompts: Sequence[str]) -> list[Path]:
     return [results / "variants" / variant.id / f"{prompt}.h5" for prompt in prompts]
-
-
-def newest(path: Path, below: Sequence[Path]) -> bool:
-    """Whether ``path`` and what it rests on are there, and nothing of that is newer."""
-    if not path.is_file() or not all(other.is_file() for other in below):
-        return False
-    return max((other.stat().st_mtime_ns for other in below), default=0) <= path.stat().st_mtime_ns
 
 
 def drop_stale(results: Path, config: Config, prompts: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dsv4.config import Config, load
 from dsv4.console import main_guard
-from dsv4.files import write_json, write_parquet
+from dsv4.files import newest, write_json, write_parquet
 from dsv4.identity import git_state, versions
 from dsv4.judge.broken import is_broken
 from dsv4.judge.claims import judge_claims
@@ -27,7 +27,7 @@ from dsv4.judge.text import Texts, with_text
 from dsv4.judge.times import read_times, with_time
 from dsv4.ladder import State, Variant
 from dsv4.prompts import with_taps
-from dsv4.salvage import current, newest
+from dsv4.salvage import current
 
 
 def published(

@@ -20,9 +20,9 @@ import yaml
 from jsonschema.exceptions import best_match
 
 from dsv4.dump import DumpError, DumpReader
+from dsv4.files import newest
 from dsv4.ladder import Variant
 from dsv4.plan import flatten
-from dsv4.salvage import newest
 
 SCHEMA = 1
 JSON_SCHEMA = yaml.safe_load(Path(__file__).with_name("text.schema.yaml").read_text())
