@@ -10,6 +10,7 @@ stages, each `python -m NAME --results results/RUN --config config.yaml`:
   dsv4.run.noise         its free run under FP32 noise, for the page (--variant ID)
   dsv4.run.text_reference the reference's own texts, which a rung is forced along
   dsv4.run.text          a rung's forced text, and its own (--variant ID)
+  dsv4.attribute         which op of which layer moved it (--variant ID)
   dsv4.judge.measure     its metrics table (--variant ID)
   dsv4.judge.gate        its verdict (--variant ID)
   dsv4.casts             what the decode path casts, and what became of each

@@ -183,6 +183,21 @@ def texted(variant):
     return files
 
 
+def attributed(variant):
+    """Input function: which ops moved the variant's text, if it has one."""
+    return lambda wildcards: (
+        [f"{RESULTS}/text/attribution/{variant}.json"] if texted(variant)(wildcards) else []
+    )
+
+
+def text_of_parent(wildcards):
+    """The parent's text; nothing at the bottom of the ladder, or above an engine or a commit."""
+    parent = CONFIG.ladder[wildcards.variant].parent
+    if not (parent and has_text(parent)):
+        return []
+    return [f"{RESULTS}/text/{parent}.parquet", f"{RESULTS}/text/{parent}.json"]
+
+
 def has_text(variant):
     """Whether a text of this variant can be run: not on an engine or a commit, nor without a prompt for it."""
     rung = CONFIG.ladder[variant]

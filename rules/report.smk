@@ -19,6 +19,7 @@ rule collect:
     input:
         **{variant: judged(variant) for variant in VARIANTS},
         **{f"text_{variant}": texted(variant) for variant in VARIANTS},
+        **{f"attribution_{variant}": attributed(variant) for variant in VARIANTS},
         texts=reference_texts,
         asked="<results>/asked.txt",
         manifest="<results>/checkpoint.json",

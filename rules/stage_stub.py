@@ -53,6 +53,8 @@ def main() -> None:
     elif STAGE == "text":
         write(results / f"text/{variant}.parquet")
         write(results / f"text/{variant}.json")
+    elif STAGE == "attribute":
+        write(results / f"text/attribution/{variant}.json")
     elif STAGE == "checkpoint":
         write(results / "checkpoint.json")
     elif STAGE == "reached":

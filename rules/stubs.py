@@ -33,6 +33,7 @@ COPIED += [
         "ladder",
         "identity",
         "plan",
+        "attribute/__init__",
         "report/__init__",
         "prompts",
         "preflight",
@@ -64,6 +65,7 @@ STAGES = ["run.checkpoint", "run.reference", "run.variant", "run.floor", "run.no
 STAGES += [
     "run.text_reference",
     "run.text",
+    "attribute.__main__",
     "engine.cross_check",
     "judge.measure",
     "judge.gate",

@@ -61,6 +61,7 @@ class TestAfterAWholeRun:
         assert done.first["noise"] == {"B0"}
         assert done.first["text_reference"] == {""}
         own = {rung.id for rung in done.ladder.spine()}
+        assert done.first["attribute"] == wanted
         assert done.first["text"] == own | {f"{leaf} forced only" for leaf in wanted - own}
         assert done.page()["status"] == dict.fromkeys(wanted, "pass")
         assert (done.folder / "results/latest").readlink().name == done.results.name
@@ -113,7 +114,8 @@ class TestAfterAWholeRun:
 
     def test_an_edited_text_reruns_texts_only(self, done, edit):
         edit("data/prompts.yaml", "List the opposites that you know.", "List some opposites.")
-        assert done.planned("all") == ALL | {"text_reference": 1, "text": len(done.first["text"])}
+        texts = dict.fromkeys(("text", "attribution"), len(done.first["text"]))
+        assert done.planned("all") == ALL | {"text_reference": 1, **texts}
 
     def test_an_edited_claim_reruns_no_text(self, done, edit):
         edit("data/claims.yaml", "1", "2")
@@ -139,8 +141,8 @@ def test_one_rung_runs_what_it_stands_on(workflow):
     assert workflow.page() == {"target": "P5", "status": dict.fromkeys(("B0_unfused", "P4", "P5"), "pass")}
     assert workflow.planned("P5") == {}
     (workflow.results / "text/P4.json").write_text("another text")
-    copied = {"text": 1, "collect": 1, "report": 1, "enforce": 1, "P5": 1}
-    assert workflow.planned("P5") == copied  # P5 has P4's bits, and so its text
+    copied = {"text": 1, "attribution": 2, "collect": 1, "report": 1, "enforce": 1, "P5": 1}
+    assert workflow.planned("P5") == copied  # P5 has P4's bits, and so its text; both may have moved
 
     assert workflow.run("P4_scalar_gsa").returncode == 0
     ran = workflow.ran()
