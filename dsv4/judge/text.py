@@ -82,7 +82,7 @@ class Texts:
         if change:
             other += of_change(change, str(variant.parent))
         attribution = None
-        if change and change.moved:
+        if variant.parent is None or (change and change.moved):
             try:
                 attribution = read_attribution(self.results, variant.id)
             except TextError as error:
