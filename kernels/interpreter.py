@@ -58,6 +58,8 @@ def _replace_conversions() -> None:
         narrow = wide.astype(wanted)
         return narrow.view(f"u{narrow.dtype.itemsize}")
 
+    wider = {np.dtype(np.float32): np.float64}
+
     def dot(self, a, b, d, _precision, _imprecise):  # noqa: ANN001, ANN202 - the interpreter's own signature
         left, right = (
             convert(x.data, x.dtype, tl.float32, None).view(np.float32)
@@ -65,7 +67,8 @@ def _replace_conversions() -> None:
             else x.data
             for x in (a, b)
         )
-        product = np.matmul(left, right, dtype=d.data.dtype)
+        # BLAS sums in an order of the shape's and the processor's: in FP64, rounded once, a row does not see it
+        product = np.matmul(left, right, dtype=wider.get(d.data.dtype, d.data.dtype)).astype(d.data.dtype)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
     def fma(self, x, y, z):  # noqa: ANN001, ANN202 - the interpreter's own signature
