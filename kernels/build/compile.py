@@ -77,6 +77,7 @@ def compile_build(build: Build, arch: Architecture, stem: Path, kept: Kept) -> N
     from triton.backends.compiler import GPUTarget
 
     knobs.nvidia.dump_ptxas_log = True
+    knobs.compilation.always_compile = True  # of a kernel out of a cache ptxas says nothing
     started = time.monotonic()
     said = io.StringIO()
     lowered = kept.fit(arch)
