@@ -245,7 +245,7 @@ def test_conversions_are_found_as_the_disassembler_shows_them(op, arch):
     try:
         sass, why = evidence.disassemble(cubin)
     except FileNotFoundError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"no disassembler: {error}")
     assert sass is not None, why
     shown = [line for line in sass.splitlines() if " F2FP." in line]
     assert any("UNPACK_B" in line for line in shown)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("filelock")
-pytest.importorskip("rich")
-pytest.importorskip("triton")
+pytest.importorskip("filelock", reason="no filelock")
+pytest.importorskip("rich", reason="no rich")
+pytest.importorskip("triton", reason="no triton")
 
 import triton
 
@@ -49,7 +49,7 @@ def builds(sizes):
         Build(name="own/dot", kernel=dot, signature=matrices, aligned=tuple(matrices)),
     ]
 """
-compared = pytest.mark.skipif(triton.__version__ not in COMPARED, reason="with this Triton nothing is shared")
+compared = pytest.mark.skipif(triton.__version__ not in COMPARED, reason="no Triton whose IR was compared")
 
 
 @pytest.fixture(scope="module")
