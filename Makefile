@@ -1,6 +1,7 @@
 # Only calls commands; each also works by hand once .venv is there.
 #   make audit                the whole ladder; ends with reports/index.html
-#   make test                 every test
+#   make test                 every test; of the faults planted in kernels the first of each function
+#   make test-faults          all of these faults
 #   make check                formats, lint, types
 #   make setup TORCH=system   uses the torch and triton that PYTHON has (a GPU machine) instead of the CPU pins
 PYTHON ?= python3
@@ -26,7 +27,7 @@ else
 CONSTRAINTS := -c constraints-cpu.txt
 endif
 
-.PHONY: audit test check setup
+.PHONY: audit test test-faults check setup
 setup: .venv/.audit .venv/.dev
 
 .venv/.audit: pyproject.toml constraints.txt constraints-cpu.txt constraints-gpu.txt
@@ -57,6 +58,9 @@ audit: .venv/.audit
 test: .venv/.dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
+test-faults: .venv/.dev
+	$(BIN)/python -m pytest -q -n 2 kernels -k "faults" --every-fault
+
 check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -77,7 +81,7 @@ build: .venv/.dev
 
 test-gpu: .venv/.dev
 	@$(BIN)/python -c "import sys; from kernels.bench.__main__ import refused; sys.exit(refused())"
-	$(BIN)/python -m pytest -q kernels dsv4/backend -p no:cacheprovider --junitxml=results/gpu_tests.xml
+	$(BIN)/python -m pytest -q kernels dsv4/backend --every-fault -p no:cacheprovider --junitxml=results/gpu_tests.xml
 
 sanitize: .venv/.dev
 	@$(PIP) --no-deps "nvidia-cuda-sanitizer-api==13.5.*"

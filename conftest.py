@@ -5,6 +5,22 @@ import sys
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--every-fault``: every fault that is planted in a kernel; without it the first of each of its functions."""
+    parser.addoption(
+        "--every-fault", action="store_true", help="plant every fault in the kernels, not only the first"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what ``--every-fault`` asks for, unless it is given or a test is named."""
+    if config.getoption("--every-fault") or any("::" in name for name in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("more_faults")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("more_faults")]
+
+
 @pytest.fixture(autouse=True)
 def _gradients_on():
     """A stage switches gradients off for its whole process; the next test must not inherit that."""

@@ -65,7 +65,8 @@ class Faults:
 def planted(faults: Sequence[Faults], *marks: pytest.MarkDecorator) -> Callable[..., None]:
     """A test of every fault, and of each function's copy without one.
 
-    Without ``marks`` it runs under the interpreter alone: on a GPU a wrong address ends the process.
+    Without ``marks`` it runs under the interpreter alone: on a GPU a wrong address ends the process. Of a function
+    the faults after the first are tried with ``--every-fault``, see conftest.py.
     """
     compiled = not triton.knobs.runtime.interpret
     marks = marks or (pytest.mark.skipif(compiled, reason="no interpreter: this process compiles kernels"),)
@@ -73,9 +74,12 @@ def planted(faults: Sequence[Faults], *marks: pytest.MarkDecorator) -> Callable[
         pytest.param(by, [(some.function, "", "") for some in faults if some.by is by], id=f"as it is-{by}")
         for by in dict.fromkeys(some.by for some in faults)
     ]
+    tried = set[str]()
     for some in faults:
         for what, edit in some.edits.items():
-            rows.append(pytest.param(some.by, [(some.function, *edit)], id=f"{some.name}-{what}"))
+            more = [pytest.mark.more_faults] if some.name in tried else []
+            tried.add(some.name)
+            rows.append(pytest.param(some.by, [(some.function, *edit)], id=f"{some.name}-{what}", marks=more))
 
     @pytest.mark.usefixtures("poisoned")
     @pytest.mark.parametrize(("by", "edits"), rows)
