@@ -16,6 +16,8 @@ stages, each `python -m NAME --results results/RUN --config config.yaml`:
   dsv4.casts             what the decode path casts, and what became of each
   dsv4.run.times         on a GPU, the time of a decode step (--variants ID ...)
   dsv4.judge.reached     which code a variant and the workflow reach, and which is dead
+  dsv4.judge.repetition  which rungs' texts repeat earlier than the reference's own
+  dsv4.judge.residual    what the A/B with an FP32 residual says
   dsv4.judge.collect     all verdicts and metrics in one file each
   dsv4.report            the page, reports/index.html
   dsv4.judge.enforce     exit 1 if a spine rung did not pass
