@@ -115,11 +115,11 @@ class TestAfterAWholeRun:
     def test_an_edited_text_reruns_texts_only(self, done, edit):
         edit("data/prompts.yaml", "List the opposites that you know.", "List some opposites.")
         texts = dict.fromkeys(("text", "attribution"), len(done.first["text"]))
-        assert done.planned("all") == ALL | {"text_reference": 1, **texts}
+        assert done.planned("all") == ALL | ON_SPINE | {"text_reference": 1, **texts}
 
     def test_an_edited_claim_reruns_no_text(self, done, edit):
         edit("data/claims.yaml", "1", "2")
-        assert done.planned("all") == ALL
+        assert done.planned("all") == {name: 1 for name in ALL if name != "residual"}
 
     def test_lint_finds_nothing_but_the_missing_container(self, done):
         text = done.run("--lint", "text").text
