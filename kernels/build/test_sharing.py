@@ -92,12 +92,16 @@ def test_shared_ir_gives_the_files_and_facts_of_a_compilation_of_its_own(rows):
     used = {at for at, row in rows["shared"].items() if row["llvm_ir_of"] != at[1]}
     assert {arch for _, arch in used} == {"sm_103a", "sm_120a", "sm_90a"}
     assert len(used) >= 3 * len(OPS)
-    apart = ("compile_seconds", "llvm_ir_of")
     for at, row in rows["alone"].items():
         assert row["state"] == "built", row["error"]
         assert row["llvm_ir_of"] == at[1]
-        same = {name: value for name, value in rows["shared"][at].items() if name not in apart}
-        assert same == {name: value for name, value in row.items() if name not in apart}, at
+        assert facts(rows["shared"][at]) == facts(row), at
+
+
+def facts(row):
+    """What is the same: the PTX to the byte. Of one PTX ptxas does not always make the same cubin, shared or not."""
+    apart = ("compile_seconds", "llvm_ir_of", "sha256")
+    return {name: value for name, value in row.items() if name not in apart} | {"ptx": row["sha256"][".ptx"]}
 
 
 @compared
