@@ -7,6 +7,7 @@ min_version("9.22")  # priorities that depend on the wildcards
 
 include: "rules/common.smk"
 include: "rules/functions.smk"
+include: "rules/text_functions.smk"
 
 
 pathvars:

@@ -1,5 +1,5 @@
 # checkpoint -> the reference's own texts -> a rung's text, forced along them, and a spine rung's own.
-# Text is looked at after the gate: `collect` asks for that of rungs which passed (texted in functions.smk). The verdict
+# Text is looked at after the gate: `collect` asks for that of rungs which passed (texted in text_functions.smk). The verdict
 # is taken at any age, for no limit moves a text. A rung on an engine or on a commit has none yet: both are given jobs
 # of taps alone.
 

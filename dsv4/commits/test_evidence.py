@@ -17,10 +17,6 @@ from dsv4.commits.branch import Branch
 from dsv4.commits.conftest import ROOT, Repository
 from dsv4.config import Commits, Config, load
 from dsv4.dump import DumpWriter
-from dsv4.judge.gate import gate
-from dsv4.judge.measure import measure, write
-from dsv4.run.setup import prepare
-from dsv4.run.variant import write_variant
 
 PER_LAYER = [0.99996188922765, 0.9999804549944, 1.0]
 COS = {"tap": "attn_out", "min": 0.9997942048793046, "mean": 0.99997384330520, "per_layer": PER_LAYER}
@@ -214,16 +210,3 @@ def test_a_commits_stale_verdict_is_no_evidence(audited, tmp_path, monkeypatch, 
         evidence.EvidenceError, match="by older code or reference: run `snakemake commits` again"
     ):
         evidence.of_commit(audited.results, config, sha)
-
-
-@pytest.mark.xdist_group("commits")
-def test_a_commit_with_a_rungs_evidence_reproduces(small):
-    """The hook writes what the audit found of a rung; verification runs the commit: the same in every trailer."""
-    ladder, setup = small.config.ladder, prepare(small.config.path, small.results)
-    write_variant(setup, ladder["P4"])
-    (small.results / "metrics").mkdir(exist_ok=True)
-    write(small.results / "metrics/P4.parquet", *measure(small.results, ladder, "P4", setup.tokens))
-    rung = gate(small.results, small.config, "P4")
-    said = evidence.trailers(small.config, rung, "P4", small.results / "variants/P4")
-    commit = audit.verdict(small.results, small.config, small.shas["base"])
-    assert said == evidence.of_verdict(small.results, small.config, commit)
