@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dsv4.attribute.rank import Forced
+from dsv4.attribute.rank import ForcedText
 from dsv4.attribute.swap import with_wide_scores
 from dsv4.model import numerics
 from dsv4.model.random_model import random_weights, small_config
@@ -57,6 +57,6 @@ def logits(model: Transformer, *cuts: int, seed: int = 1) -> Tensor:
 
 
 @cache
-def text(length: int, positions: int) -> Forced:
+def text(length: int, positions: int) -> ForcedText:
     """A random text, with what the reference says at its last positions."""
-    return Forced(tokens=tokens(length), truth=logits(trained(), length)[-positions:].numpy())
+    return ForcedText(tokens=tokens(length), truth=logits(trained(), length)[-positions:].numpy())

@@ -22,7 +22,7 @@ Shown = Callable[[Sequence[str], str], Iterator[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forced:
+class ForcedText:
     """A text to run along.
 
     Attributes
@@ -43,7 +43,7 @@ def unshown(items: Sequence[str], what: str) -> Iterator[str]:
 def rank(
     variant: Transformer,
     reference: Transformer,
-    texts: Sequence[Forced],
+    texts: Sequence[ForcedText],
     wrap: Wrap = unwrapped,
     shown: Shown = unshown,
 ) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Measured:
     own : (n,) FP64 nats, of the variant. total : its mean.
     """
 
-    def __init__(self, run: OwnRun, texts: Sequence[Forced]) -> None:
+    def __init__(self, run: OwnRun, texts: Sequence[ForcedText]) -> None:
         self._run, self._truth = run, [log_softmax(text.truth) for text in texts]
         self._ends = np.cumsum([len(text.tokens) for text in texts]).tolist()
         sizes = [len(text.truth) for text in texts]
@@ -166,7 +166,7 @@ def _sorted(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda entry: np.inf if entry["returned"] is None else -entry["returned"])
 
 
-def as_forced(prompt: Sequence[int], continuation: Sequence[int], truth: np.ndarray) -> Forced:
+def as_forced(prompt: Sequence[int], continuation: Sequence[int], truth: np.ndarray) -> ForcedText:
     """A prompt with the first n tokens of its continuation, n the rows of ``truth`` (n, V) FP32."""
     tokens = [*prompt, *continuation[: len(truth)]][:-1]
-    return Forced(tokens=torch.tensor(tokens, dtype=torch.int64), truth=truth)
+    return ForcedText(tokens=torch.tensor(tokens, dtype=torch.int64), truth=truth)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsv4.attribute.rank import Forced, as_forced, rank
+from dsv4.attribute.rank import ForcedText, as_forced, rank
 from dsv4.attribute.swap import with_wide_scores
 from dsv4.config import checkpoint_sha256
 from dsv4.console import progress
@@ -51,7 +51,7 @@ def attribute(config: Path, results: Path, variant: str, window: Mapping[str, in
 
 
 def rank_plan(
-    setup: Setup, plan: Plan, texts: list[Forced], install: Install | None = None, **options: Any
+    setup: Setup, plan: Plan, texts: list[ForcedText], install: Install | None = None, **options: Any
 ) -> dict[str, Any]:
     """As :func:`~dsv4.attribute.rank.rank`, of a plan on refs; ``install`` plants a fault, as in ``write_variant``."""
     config = setup.checkpoint.config
@@ -60,7 +60,7 @@ def rank_plan(
     return rank(model, setup.model(numerics.trained(config)), texts, wrap, **options)
 
 
-def read_texts(setup: Setup, window: Mapping[str, int]) -> dict[str, Forced]:
+def read_texts(setup: Setup, window: Mapping[str, int]) -> dict[str, ForcedText]:
     """The first positions of some of the reference's texts, with its logits there.
 
     Raises

@@ -8,7 +8,7 @@ import torch
 
 from dsv4.attribute._small import CONFIG, of_plan, text, trained
 from dsv4.attribute.own_run import own_run
-from dsv4.attribute.rank import Forced, Measured, as_forced, rank
+from dsv4.attribute.rank import ForcedText, Measured, as_forced, rank
 from dsv4.faults import Fault, RolledScales
 from dsv4.judge.text_change import LEAST_KL
 from dsv4.run.modes import unwrapped
@@ -129,7 +129,7 @@ def test_shares_are_of_the_mean_over_all_positions_and_their_error_is_that_of_bl
 
 def test_a_text_is_its_prompt_and_all_but_the_last_of_its_tokens():
     found = as_forced([1, 2], [3, 4, 5, 6], np.zeros((3, 64), np.float32))
-    assert isinstance(found, Forced)
+    assert isinstance(found, ForcedText)
     assert found.tokens.tolist() == [1, 2, 3, 4]
     assert as_forced([1, 2], [3], np.zeros((1, 64), np.float32)).tokens.tolist() == [1, 2]
 

@@ -95,7 +95,7 @@ def stop_512(evidence: Evidence) -> Outcome:
 
 
 def _free(evidence: Evidence) -> tuple[dict[str, Mapping[str, Any]], str]:
-    """Free texts of the rungs that passed: rung -> prompt -> texts, see the contract; and why the first has none."""
+    """Of the rungs that passed, rung -> ``prompts`` of its ``text/<id>.json``; and why the first has none."""
     judge, found, refused = Texts(evidence.results, evidence.config), {}, list[str]()
     for rung in evidence.judged():
         if (read_verdict(evidence.results, rung) or {}).get("status") != State.PASS:

@@ -19,13 +19,14 @@ def earlier(own: int | None, reference: int | None) -> bool:
 def onsets(text: Mapping[str, Any]) -> Onsets:
     """Both onsets of every prompt that the rung has a text of its own for."""
     return {
-        prompt: (_onset(found["own"]), _onset(found["reference"]))
+        prompt: (onset(found["own"]), onset(found["reference"]))
         for prompt, found in text["prompts"].items()
         if found["own"] is not None
     }
 
 
-def _onset(account: Mapping[str, Any]) -> int | None:
+def onset(account: Mapping[str, Any]) -> int | None:
+    """First step of the loop that a text ends in, None if it ends in none."""
     return account["loop"]["onset"] if account["loop"] else None
 
 

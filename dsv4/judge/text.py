@@ -14,6 +14,7 @@ import pandas as pd
 
 from dsv4.config import Config
 from dsv4.dump import DumpError
+from dsv4.judge.onsets import onset
 from dsv4.judge.summary import number
 from dsv4.judge.text_change import Change, paired_change
 from dsv4.judge.text_files import (
@@ -24,7 +25,7 @@ from dsv4.judge.text_files import (
     read_reference,
     read_text,
 )
-from dsv4.judge.text_said import end, not_finite, of_change, onset, sentences
+from dsv4.judge.text_said import end, not_finite, of_change, sentences
 from dsv4.ladder import State, Variant
 
 ABOUT = ("label", "device", "backend", "free", "same_bits_as", "tokens_per_second")  # of what the numbers are

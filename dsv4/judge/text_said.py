@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dsv4.judge.onsets import earlier, onset
 from dsv4.judge.text_change import LEAST_BLOCKS, Change
 from dsv4.judge.text_files import VALUES, Text
 
@@ -69,7 +70,7 @@ def _reported(each: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
     if end(own) != end(reference) and own["reason"] != "not_finite":
         yield f"the reference {ended(reference, each['budget'])}, this text {ended(own, each['budget'])}"
     mine, its = onset(own), onset(reference)
-    if mine is not None and (its is None or mine < its):
+    if earlier(mine, its):
         beside = "the reference's own text has none" if its is None else f"the reference's own at {its}"
         yield f"repetition sets in at step {mine}, {beside}"
     if divergence and not divergence["near_tie"]:
@@ -117,11 +118,6 @@ def not_finite(table: pd.DataFrame) -> pd.Series:
 def end(text: Mapping[str, Any]) -> tuple[str, int | None]:
     """Why a text ended, and at which stop id."""
     return text["reason"], text["stop"]
-
-
-def onset(text: Mapping[str, Any]) -> int | None:
-    """First step of the loop that a text ends in, None if it ends in none."""
-    return text["loop"]["onset"] if text["loop"] else None
 
 
 def of_change(change: Change, parent: str) -> list[str]:
