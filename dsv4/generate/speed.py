@@ -6,7 +6,7 @@ say what batching saves there, and nothing of a device.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import cycle, islice
 from pathlib import Path
@@ -39,34 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="a JSON file beside what is printed")
     options = parser.parse_args(arguments)
     setup = prepare(options.config, Path())
-    found = measured(setup, options.rung, options.batches, options.tokens, options.rounds)
-    print(page(found), end="")
-    if options.out:
-        write_json(options.out, found)
+    found = head(setup, options.rung, options.rounds)
+    print(heading(found), flush=True)
+    for row_ in measured(setup, options.rung, options.batches, options.tokens, options.rounds):
+        found["rows"].append(row_)
+        print(table_lines(row_), flush=True)
+        if options.out:
+            write_json(options.out, found)
 
 
-def measured(setup: Setup, rung: str, batches: Sequence[int], tokens: int, rounds: int) -> dict[str, Any]:
-    """Tokens a second of one rung's model, each a spread over ``rounds``.
-
-    Returns
-    -------
-    dict
-        ``rows``: ``what`` (prefill, decode), ``batch``, ``tokens`` of a run, and ``ways``: how -> spread.
-
-    Raises
-    ------
-    LadderError
-        No such rung.
-    NoKernelError
-        The backend is kernels, and the plan, a size or a stored format has none.
-    """
-    model = setup.variant_model(setup.config.ladder[rung].plan)
-    prompts = [torch.tensor(ids, dtype=torch.int64) for ids in setup.tokens.values()]
-    rows = [row("prefill", len(prompts), sum(map(len, prompts)), prefill_ways(model, prompts), rounds)]
-    for batch in progress([str(size) for size in batches], "batch"):
-        begun = list(islice(cycle(prompts), int(batch)))
-        ways = decode_ways(model, begun, tokens)
-        rows.append(row("decode", len(begun), len(begun) * tokens, ways, rounds))
+def head(setup: Setup, rung: str, rounds: int) -> dict[str, Any]:
+    """Everything about a measurement but its rows: device, date, commit, versions, rung, prompts' lengths."""
     commit, dirty = git_state()
     return {
         "schema": 1,
@@ -78,9 +61,37 @@ def measured(setup: Setup, rung: str, batches: Sequence[int], tokens: int, round
         "versions": versions(),
         "rung": rung,
         "rounds": rounds,
-        "prompts": [len(prompt) for prompt in prompts],
-        "rows": rows,
+        "prompts": [len(prompt) for prompt in setup.tokens.values()],
+        "rows": [],
     }
+
+
+def measured(
+    setup: Setup, rung: str, batches: Sequence[int], tokens: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Tokens a second of one rung's model, each a spread over ``rounds``; a row as soon as it is measured.
+
+    Yields
+    ------
+    dict
+        ``what`` (prefill, decode), ``batch``, ``tokens`` of a run, and ``ways``: how -> spread.
+
+    Raises
+    ------
+    LadderError
+        No such rung.
+    NoKernelError
+        The backend is kernels, and the plan, a size or a stored format has none.
+    """
+    plan = setup.config.ladder[rung].plan
+    model = setup.variant_model(plan)
+    graphed = setup.variant_model(plan) if model.device.type == "cuda" else None
+    prompts = [torch.tensor(ids, dtype=torch.int64) for ids in setup.tokens.values()]
+    yield row("prefill", len(prompts), sum(map(len, prompts)), prefill_ways(model, prompts), rounds)
+    for batch in progress([str(size) for size in batches], "batch"):
+        begun = list(islice(cycle(prompts), int(batch)))
+        ways = decode_ways(model, graphed, begun, tokens, rounds)
+        yield row("decode", len(begun), len(begun) * tokens, ways, rounds)
 
 
 def row(what: str, batch: int, tokens: int, ways: Mapping[str, Run], rounds: int) -> dict[str, Any]:
@@ -112,42 +123,36 @@ def prefill_ways(model: Transformer, prompts: Sequence[Tensor]) -> dict[str, Run
     return {"batched": _timed(model, batched), "one by one": _timed(model, one_by_one)}
 
 
-def decode_ways(model: Transformer, prompts: Sequence[Tensor], steps: int) -> dict[str, Run]:
-    """Greedy decode behind prompts that were read, prefill not counted; each gives its seconds.
+def decode_ways(
+    model: Transformer, graphed: Transformer | None, prompts: Sequence[Tensor], steps: int, rounds: int
+) -> dict[str, Run]:
+    """Greedy decode behind prompts that were read: ``steps`` more tokens of each, and the seconds that they took.
 
-    A graph's capture is not counted either: a server makes it once.
+    Each run goes on where the one before ended, ``rounds + 1`` in all. Neither prefill nor a graph's capture is
+    counted: a server makes a graph once. ``graphed`` is the same model once more, if there is a device to capture on: a
+    graph's pools of pages may not grow, and those of eager steps do.
     """
 
-    def begin() -> tuple[list[Any], Tensor]:
-        caches = [model.new_cache() for _ in prompts]
-        return caches, greedy(prefill(model, caches, prompts))
+    def begun(of: Transformer) -> tuple[list[Any], Tensor]:
+        caches = [of.new_cache() for _ in prompts]
+        return caches, greedy(prefill(of, caches, prompts))
 
-    def eager() -> float:
-        caches, tokens = begin()
-
+    def taken(step: Tensor, logits_of: Callable[[Tensor], Tensor]) -> Run:
         def steps_taken() -> None:
-            step = tokens
+            nonlocal step
             for _ in range(steps):
-                step = greedy(model.forward(caches, list(step.split(1))))
+                step = greedy(logits_of(step))
 
-        return _timed(model, steps_taken)()
+        return _timed(model, steps_taken)
 
-    def graph() -> float:
+    caches, tokens = begun(model)
+    ways = {"eager": taken(tokens, lambda step: model.forward(caches, list(step.split(1))))}
+    if graphed is not None:
         from dsv4.backend.step import DecodeStep
 
-        caches, tokens = begin()
-        captured = DecodeStep(model, caches, steps)  # type: ignore[arg-type]
-
-        def replays() -> None:
-            step = tokens
-            for _ in range(steps):
-                step = greedy(captured(step))
-
-        seconds = _timed(model, replays)()
-        captured.hand_back()
-        return seconds
-
-    return {"eager": eager} | ({"CUDA graph": graph} if model.device.type == "cuda" else {})
+        fixed, tokens = begun(graphed)
+        ways["CUDA graph"] = taken(tokens, DecodeStep(graphed, fixed, steps * (rounds + 1)))  # type: ignore[arg-type]
+    return ways
 
 
 def _timed(model: Transformer, run: Callable[[], None]) -> Run:
@@ -168,25 +173,26 @@ def _wait(model: Transformer) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """A Markdown table of what was measured, with device, date, versions and command."""
+def heading(found: Mapping[str, Any]) -> str:
+    """What was measured, with device, date, versions and command, and a Markdown table's first two lines."""
     versions_ = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    lines = [
+    return (
         f"{found['rung']} on {found['device']} ({found['backend']}), {found['date']}, commit {found['commit'][:7]},"
         f" {versions_}; prompts of {', '.join(map(str, found['prompts']))} tokens; tokens a second, median"
-        f" (quartiles) of {found['rounds']} runs in turns; `python -m dsv4.generate.speed`",
-        "",
-        "| what | sequences | tokens | how | tokens/s | against the first |",
-        "| --- | ---: | ---: | --- | ---: | ---: |",
-    ]
-    for row_ in found["rows"]:
-        first = next(iter(row_["ways"].values()))["median"]
-        for how, rate in row_["ways"].items():
-            lines.append(
-                f"| {row_['what']} | {row_['batch']} | {row_['tokens']} | {how} | {rate['median']:.4g}"
-                f" ({rate['q1']:.4g}-{rate['q3']:.4g}) | {rate['median'] / first:.2f}x |"
-            )
-    return "\n".join(lines) + "\n"
+        f" (quartiles) of {found['rounds']} runs in turns; `python -m dsv4.generate.speed`\n\n"
+        "| what | sequences | tokens | how | tokens/s | against the first |\n"
+        "| --- | ---: | ---: | --- | ---: | ---: |"
+    )
+
+
+def table_lines(row_: Mapping[str, Any]) -> str:
+    """A line of the table for each way of a row."""
+    first = next(iter(row_["ways"].values()))["median"]
+    return "\n".join(
+        f"| {row_['what']} | {row_['batch']} | {row_['tokens']} | {how} | {rate['median']:.4g}"
+        f" ({rate['q1']:.4g}-{rate['q3']:.4g}) | {rate['median'] / first:.2f}x |"
+        for how, rate in row_["ways"].items()
+    )
 
 
 if __name__ == "__main__":
