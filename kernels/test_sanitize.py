@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels import sanitize
+from kernels import sanitize, toolchain
 
 CLEAN = {
     "memcheck": "3 passed in 2.1s\n========= ERROR SUMMARY: 0 errors\n",
@@ -77,3 +77,19 @@ def test_without_the_tool_it_says_where_it_comes_from(monkeypatch, capsys):
     monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
     assert sanitize.main([]) == 2
     assert "CUDA toolkit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "year"), [("Copyright (c) 2020-2026\nVersion 2025.3.1.0 (build 1)", 2025), ("", 0)]
+)
+def test_the_year_of_the_tool_is_its_versions(tmp_path, monkeypatch, said, year):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(toolchain, "sanitizer", lambda: tool)
+    assert toolchain.sanitizer_year() == year
+
+
+def test_without_the_tool_there_is_no_year(monkeypatch):
+    monkeypatch.setattr(toolchain, "sanitizer", lambda: None)
+    assert toolchain.sanitizer_year() == 0

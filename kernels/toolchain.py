@@ -110,6 +110,14 @@ def sanitizer() -> Path | None:
     return _of_wheel("compute-sanitizer/compute-sanitizer") or (Path(found) if found else None)
 
 
+def sanitizer_year() -> int:
+    """Year of :func:`sanitizer`'s version, 2025 of 2025.3.1; 0 without one or where it does not say."""
+    path = sanitizer()
+    said = path and subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"Version (\d{4})\.", said or "")
+    return int(found[1]) if found else 0
+
+
 def _wheel() -> Path | None:
     """Return the ptxas of nvidia-cuda-nvcc 13."""
     return _of_wheel("bin/ptxas")
