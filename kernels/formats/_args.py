@@ -71,6 +71,14 @@ def scale_groups(values: Tensor, scale: Tensor, group: int) -> Tensor:
     return (groups * to_float32(scale)[..., None]).flatten(-2)
 
 
+def may_hold_nan(x: Tensor) -> bool:
+    """False only if no value is NaN.
+
+    One sum tells on a CPU; a device is not asked, for a captured step may not wait.
+    """
+    return x.device.type != "cpu" or not bool(x.sum().isfinite())
+
+
 def abs_max(x: Tensor) -> Tensor:
     """Largest magnitude over the last axis, NaN where any value there is NaN or infinite."""
     amax = x.abs().amax(-1)

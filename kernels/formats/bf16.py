@@ -6,7 +6,7 @@ Torch rounds float64 twice on its way to bfloat16 (through float32), so 1 + 2^-8
 import torch
 from torch import Tensor
 
-from kernels.formats._args import to_float32
+from kernels.formats._args import may_hold_nan, to_float32
 
 
 def round(x: Tensor) -> Tensor:
@@ -67,7 +67,8 @@ def _cast(x: Tensor) -> Tensor:
     wide = to_float32(x)
     if x.dtype == torch.float64:
         wide = _round_to_odd(x.contiguous(), wide)
-    return wide.to(torch.bfloat16).masked_fill(wide.isnan(), float("nan"))
+    narrow = wide.to(torch.bfloat16)
+    return narrow.masked_fill(wide.isnan(), float("nan")) if may_hold_nan(wide) else narrow
 
 
 def _round_to_odd(exact: Tensor, nearest: Tensor) -> Tensor:

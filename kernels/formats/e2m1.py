@@ -3,6 +3,8 @@
 Source: OCP Microscaling formats (MX), revision 1.0, section 5.3.3.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -28,17 +30,10 @@ def encode(x: Tensor) -> Tensor:
     (...) uint8
         Codes 0 to 15, one a byte; see :func:`pack`.
     """
-    wide = to_float32(x)
-    size = wide.abs()
-    code = (size > 0.25).to(torch.uint8)
-    code += size >= 0.75
-    code += size > 1.25
-    code += size >= 1.75
-    code += size > 2.5
-    code += size >= 3.5
-    code += size > 5.0
-    negative = wide.signbit() & ~wide.isnan()
-    return code | (negative.to(torch.uint8) << 3)
+    bits = to_float32(x).view(torch.int32)
+    # the upper half, its lowest bit set for anything below it: so many bits tell on which side of a tie a value lies
+    upper = (bits & 0xFFFF).add_(0xFFFF).bitwise_or_(bits).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+    return _codes(upper.device).index_select(0, upper.flatten()).view(upper.shape)
 
 
 def decode(codes: Tensor) -> Tensor:
@@ -58,12 +53,8 @@ def decode(codes: Tensor) -> Tensor:
     ValueError
         A code is over 15: packed bytes must be unpacked first.
     """
-    code = _check_codes(codes).to(torch.int32)
-    exponent, mantissa = (code >> 1) & 3, code & 1
-    normal = ((exponent + 126) << 23) | (mantissa << 22)
-    half = mantissa * 0x3F000000  # float32 bits of 0.5
-    sign = -(code >> 3) & -0x80000000
-    return (torch.where(exponent > 0, normal, half) | sign).view(torch.float32)
+    code = _check_codes(codes)
+    return _values(code.device).index_select(0, code.flatten().int()).view(code.shape)
 
 
 def pack(codes: Tensor, checked: bool = True) -> Tensor:
@@ -115,3 +106,26 @@ def _check_codes(codes: Tensor) -> Tensor:
     if largest > 15:
         raise ValueError(f"E2M1 codes go up to 15, got {largest} in shape {tuple(codes.shape)}")
     return codes
+
+
+@cache
+def _codes(device: torch.device) -> Tensor:
+    """Code of each upper half of a float32: (65536,) uint8."""
+    wide = (torch.arange(1 << 16, dtype=torch.int32, device=device) << 16).view(torch.float32)
+    size = wide.abs()
+    code = (size > 0.25).to(torch.uint8)
+    code += size >= 0.75
+    code += size > 1.25
+    code += size >= 1.75
+    code += size > 2.5
+    code += size >= 3.5
+    code += size > 5.0
+    negative = wide.signbit() & ~wide.isnan()
+    return (code | (negative.to(torch.uint8) << 3)).masked_fill_(wide.isnan(), 0)
+
+
+@cache
+def _values(device: torch.device) -> Tensor:
+    """Value of each code: (16,) float32."""
+    sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, MAX], device=device)
+    return torch.cat((sizes, -sizes))

@@ -6,7 +6,7 @@ Bytes 0x7f and 0xff are NaN; the smallest subnormal is 2^-9. Source: OCP 8-bit f
 import torch
 from torch import Tensor
 
-from kernels.formats._args import check_uint8, to_float32
+from kernels.formats._args import check_uint8, may_hold_nan, to_float32
 
 MAX = 448.0
 NAN_CODE = 0x7F
@@ -29,7 +29,7 @@ def encode(x: Tensor) -> Tensor:
     """
     wide = to_float32(x)
     codes = wide.clamp(-MAX, MAX).to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes.masked_fill(wide.isnan(), NAN_CODE)
+    return codes.masked_fill(wide.isnan(), NAN_CODE) if may_hold_nan(wide) else codes
 
 
 def decode(codes: Tensor) -> Tensor:

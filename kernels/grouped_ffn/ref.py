@@ -58,10 +58,20 @@ def grouped_ffn(
     total = torch.zeros(
         *x.values.shape[:-1], down.values.shape[-1], dtype=torch.float64, device=x.values.device
     )
-    for expert in ids.unique().tolist():
-        rows, slot = torch.where(ids == expert)
-        y = _expert(x[rows], gate_up[expert], down[expert], limit=limit, at=at)
-        total[rows] += y.double() * weights[rows, slot].double()[:, None]
+    if ids.numel() == 0:
+        return at.out(total.float())
+    experts, counts = ids.unique(return_counts=True)
+    pairs = ids.flatten().argsort(stable=True)  # of token and slot, by expert
+    rows, weight = pairs // ids.shape[-1], weights.flatten()[pairs].double()[:, None]
+    of = list(zip(experts.tolist(), rows.split(counts.tolist()), strict=True))
+    # what an expert does to a row alone, the experts' rows do at once
+    gate, up = torch.cat([linear(x[own], gate_up[e], out=at.gate_up) for e, own in of]).chunk(2, dim=-1)
+    hidden = swiglu(gate, up, limit=limit, out=at.hidden)
+    read = quantise_activation(hidden, down.format, enabled=at.quantise)
+    ends = counts.cumsum(0).tolist()
+    for (expert, own), end in zip(of, ends, strict=True):
+        part = slice(end - len(own), end)
+        total[own] += linear(read[part], down[expert]).double() * weight[part]
     return at.out(total.float())
 
 
@@ -73,9 +83,3 @@ def dense_ffn(
         linear(x, gate, out=at.gate_up), linear(x, up, out=at.gate_up), limit=limit, out=at.hidden
     )
     return linear(quantise_activation(hidden, down.format, enabled=at.quantise), down, out=at.out)
-
-
-def _expert(x: Activation, gate_up: Weight, down: Weight, *, limit: float, at: FfnRounding) -> Tensor:
-    gate, up = linear(x, gate_up, out=at.gate_up).chunk(2, dim=-1)
-    hidden = swiglu(gate, up, limit=limit, out=at.hidden)
-    return linear(quantise_activation(hidden, down.format, enabled=at.quantise), down)

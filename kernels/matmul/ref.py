@@ -112,7 +112,7 @@ def slices(x: Tensor, dim: int) -> Slices:
     unit = _unit(x, dim, SLICE_BITS)
     scaled = x / unit
     high = _to_multiple(scaled, 1.0)
-    return Slices(high, _to_multiple((scaled - high) * 2.0**SLICE_BITS, 1.0), unit)
+    return Slices(high, _to_multiple(scaled.sub_(high).mul_(2.0**SLICE_BITS), 1.0), unit)
 
 
 def product(a: Slices, b: Slices) -> Tensor:
@@ -128,7 +128,8 @@ def product(a: Slices, b: Slices) -> Tensor:
     -------
     (..., M, N) FP64, never -0
     """
-    total = a.high @ b.high + (a.high @ b.low + a.low @ b.high) * 2.0**-SLICE_BITS
+    crossed = (a.high @ b.low).add_(a.low @ b.high).mul_(2.0**-SLICE_BITS)
+    total = (a.high @ b.high).add_(crossed)
     return total.add_(0.0)  # BLAS gives -0 or 0 by its shape; -0 + 0 is 0
 
 
@@ -141,4 +142,4 @@ def _unit(x: Tensor, dim: int, bits: int) -> Tensor:
 def _to_multiple(x: Tensor, unit: Tensor | float) -> Tensor:
     """Nearest multiple of ``unit``: adding 1.5 * 2^52 units makes FP64's own rounding do it."""
     shift = unit * (1.5 * 2.0**52)
-    return (x + shift) - shift
+    return (x + shift).sub_(shift)
