@@ -33,7 +33,8 @@ def kernel_model(
         from kernels.interpreter import install
 
         install()  # before Triton compiles anything
-    from dsv4.backend.model import KernelTransformer, not_seen
+    from dsv4.backend.model import not_seen
+    from dsv4.backend.stepping import SteppingTransformer
 
     seen = watch.look if watch else not_seen
-    return KernelTransformer(config, weights, plan, page_size=page_size, device=device, seen=seen)
+    return SteppingTransformer(config, weights, plan, page_size=page_size, device=device, seen=seen)

@@ -46,6 +46,9 @@ class Scripted:
     def check(self, caches: Sequence[ReadCache], chunks: Sequence[Tensor]) -> None:
         """Refuse nothing."""
 
+    def captured(self, caches: Sequence[ReadCache], most: int) -> None:
+        """No step is captured."""
+
     def forward(self, caches: Sequence[ReadCache], chunks: Sequence[Tensor]) -> Tensor:
         """Logits (sum t_i, 320) FP32: 1 for the script's next token."""
         self.batches.append([len(chunk) for chunk in chunks])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dsv4.generate.drafts import Drafter
 from dsv4.generate.sampling import Sampler, Sampling
+from dsv4.generate.steps import steps_of
 from dsv4.generate.text import TextStream
 from dsv4.model.cache import SequenceCache
 from dsv4.model.prefill import CHUNK, prefill
@@ -129,19 +130,48 @@ def generate(
         chunk,
     )
     running, counts = list(enumerate(sequences)), [1] * len(sequences)
+    steps: _Together | None = None
     while True:
         for (index, one), rows in zip(running, logits.split(counts), strict=True):
             if piece := one.take(rows):
                 heard(index, piece)
         running = [(index, one) for index, one in running if one.reason is None]
+        if steps and not steps.go_on_with(len(running)):
+            steps = None
         if not running:
             break
         fed = [one.feed() for _, one in running]
-        logits = model.forward([one.trial for _, one in running], fed)
+        if drafted:
+            logits = model.forward([one.trial for _, one in running], fed)
+        else:
+            steps = steps or _Together(model, [one for _, one in running])
+            logits = steps(torch.cat(fed))
         counts = [len(tokens) for tokens in fed]
     if behind := [one for one in sequences if len(one.unread) > 1]:
         model.forward([one.cache for one in behind], [torch.tensor(one.unread[:-1]) for one in behind])
     return [one.done() for one in sequences]
+
+
+class _Together:
+    """Steps of sequences that each read one token a pass, until one ends or there is no room for another step."""
+
+    def __init__(self, model: Transformer, sequences: "Sequence[_Sequence]") -> None:
+        caches = [one.cache for one in sequences]
+        room = model.config.max_position_embeddings - max(cache.length for cache in caches)
+        self._left = min(max(one.left for one in sequences), room)
+        self._size, self._steps = len(sequences), steps_of(model, caches, self._left)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """One token more of each: (B,) int64 to logits (B, V) FP32 on the CPU."""
+        self._left -= 1
+        return self._steps(tokens).cpu()
+
+    def go_on_with(self, size: int) -> bool:
+        """Whether the next step is of the same sequences; if not, their caches are handed back."""
+        if size == self._size and self._left > 0:
+            return True
+        self._steps.hand_back()
+        return False
 
 
 class _Sequence:
@@ -165,6 +195,11 @@ class _Sequence:
         self._drafter, self._draft = drafter, list[int]()
         self._sampler = Sampler(request.sampling)
         self._text = TextStream(tokenizer, request.stop_strings)
+
+    @property
+    def left(self) -> int:
+        """Tokens that the budget leaves."""
+        return self.request.budget - len(self.tokens)
 
     def feed(self) -> Tensor:
         """What the next pass reads, (t,) int64: the unread tokens, and a draft of what follows them."""

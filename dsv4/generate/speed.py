@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dsv4.console import main_guard, progress
 from dsv4.files import write_json
+from dsv4.generate.steps import steps_of
 from dsv4.identity import git_state, versions
 from dsv4.model.prefill import prefill
 from dsv4.model.transformer import Transformer, greedy
@@ -148,10 +149,8 @@ def decode_ways(
     caches, tokens = begun(model)
     ways = {"eager": taken(tokens, lambda step: model.forward(caches, list(step.split(1))))}
     if graphed is not None:
-        from dsv4.backend.step import DecodeStep
-
         fixed, tokens = begun(graphed)
-        ways["CUDA graph"] = taken(tokens, DecodeStep(graphed, fixed, steps * (rounds + 1)))  # type: ignore[arg-type]
+        ways["CUDA graph"] = taken(tokens, steps_of(graphed, fixed, steps * (rounds + 1)))
     return ways
 
 

@@ -106,6 +106,13 @@ class Transformer:
             cache.length += len(chunk)
         return logits
 
+    def captured(self, caches: Sequence[SequenceCache], most: int) -> Any:
+        """Up to ``most`` decode steps of these sequences as replays of a captured one; None: this model has none.
+
+        What it gives is a :class:`dsv4.generate.steps.Steps`; until it has handed the caches back they are its own.
+        """
+        return None
+
     def run(self, batch: Batch, probe: Probe = unchanged) -> Tensor:
         """All stages over a batch whose caches are ready: logits (T, V) FP32."""
         return self.run_from(0, self.first_streams(batch), batch, probe)
