@@ -7,7 +7,7 @@ dsv4.run.aba``), and data files named by a string beside the module (``page.html
 
 import ast
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from dsv4.closure.names import imported, module_file
@@ -115,14 +115,29 @@ def _needs(module: str, root: Path) -> _Needs:
         parent = parent.rpartition(".")[0]
         modules.add(parent)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            modules.update(imported(node, package.split(".")))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if "." in node.value:
-                modules.update(_run_as_main(node.value, root))
-            files.update(_data(path.parent, node.value, root))
+    try:
+        imports, strings = _named(path.read_text(encoding="utf-8"), package)
+    except SyntaxError as error:
+        error.filename = str(path)
+        raise
+    modules |= imports
+    for text in strings:
+        if "." in text:
+            modules.update(_run_as_main(text, root))
+        files.update(_data(path.parent, text, root))
     return _Needs({name for name in modules if _module_file(name, root) is not None}, files)
+
+
+@lru_cache(maxsize=4096)  # the commits of a branch share nearly all of their files
+def _named(source: str, package: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Names in a file of ``package`` that may be modules, from its imports, and its strings."""
+    imports, strings = set[str](), set[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.update(imported(node, package.split(".")))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.add(node.value)
+    return frozenset(imports), frozenset(strings)
 
 
 def _run_as_main(module: str, root: Path) -> list[str]:

@@ -3,7 +3,8 @@
 import ast
 import os
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -38,10 +39,11 @@ def fingerprint(tree: Path, backend: str) -> dict[str, str] | None:
     try:
         without = (COMMITS,) if backend == "kernel" else (COMMITS, KERNELS)
         runs = closure(STAGE, without, tree.resolve())
-        parsed = [ast.parse((tree / file).read_bytes()) for file in runs if file.endswith(".py")]
-        if any(_loads_unnamed(module) for module in parsed):
+        modules = [_module((tree / file).read_bytes()) for file in runs if file.endswith(".py")]
+        if any(module.loads_unnamed for module in modules):
             return None
-        unread = [tool for tool in TOOLS if not any(_says(module, tool) for module in parsed)]
+        said = frozenset[str]().union(*(module.said for module in modules))
+        unread = [tool for tool in TOOLS if tool not in said]
         read = {file for file in _read(tree) if not {file.split("/")[0], Path(file).suffix} & {*unread}}
         return {file: _hash(tree / file) for file in sorted({*runs, *read})}
     except (ModuleNotFoundError, SyntaxError, ValueError, OSError, RecursionError):
@@ -61,12 +63,33 @@ def _read(tree: Path) -> Iterator[str]:
                 yield path.as_posix()
 
 
-def _says(module: ast.Module, word: str) -> bool:
-    """Whether a word stands in a string of a module that is no docstring."""
-    return any(
-        isinstance(node, ast.Constant) and isinstance(node.value, str) and word in node.value
-        for node in ast.walk(without_docstrings(module))
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Module:
+    """What the text of a Python file says, wherever it lies.
+
+    Attributes
+    ----------
+    loads_unnamed : see :func:`_loads_unnamed`.
+    said : those of :data:`TOOLS` that stand in a string that is no docstring.
+    sha256 : of its syntax tree without docstrings.
+    """
+
+    loads_unnamed: bool
+    said: frozenset[str]
+    sha256: str
+
+
+@lru_cache(maxsize=4096)  # the commits of a branch share nearly all of their files
+def _module(source: bytes) -> _Module:
+    tree = ast.parse(source)
+    unnamed = _loads_unnamed(tree)
+    strings = [
+        node.value
+        for node in ast.walk(without_docstrings(tree))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    said = frozenset(tool for tool in TOOLS if any(tool in text for text in strings))
+    return _Module(loads_unnamed=unnamed, said=said, sha256=sha256(ast.dump(tree).encode()).hexdigest())
 
 
 def _loads_unnamed(module: ast.Module) -> bool:
@@ -101,7 +124,7 @@ def _loader(node: ast.AST) -> bool:
 def _hash(path: Path) -> str:
     content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
     if not path.is_symlink() and path.suffix == ".py":
-        content = ast.dump(without_docstrings(ast.parse(content))).encode()
+        return _module(content).sha256
     return sha256(content).hexdigest()
 
 
