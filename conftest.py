@@ -21,6 +21,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("more_faults")]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse an xdist that ignores groups: it would make what a group shares once a process, and not say so."""
+    in_group = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group")
+    if in_group and "@" not in item.nodeid:
+        pytest.fail(
+            f"xdist_group is ignored: this pytest-xdist does not know pytest {pytest.__version__};"
+            " install the versions of constraints.txt (make setup)",
+            pytrace=False,
+        )
+
+
 @pytest.fixture(autouse=True)
 def _gradients_on():
     """A stage switches gradients off for its whole process; the next test must not inherit that."""

@@ -17,6 +17,8 @@ from dsv4.casts.markers import applied, checked, markers
 from dsv4.casts.sweep import SweepError, files_of, sweep
 from dsv4.casts.trace import Casts
 
+pytestmark = pytest.mark.xdist_group("casts")
+
 ROOT = Path(__file__).parents[2]
 CONFIG = configuration.load(ROOT / "config.yaml")
 RUNGS = [rung.id for rung in CONFIG.ladder.spine()]

@@ -12,6 +12,8 @@ from dsv4.commits.audit import verdict
 from dsv4.commits.conftest import Repository
 from dsv4.engine.spec import Engine
 
+pytestmark = pytest.mark.xdist_group("commits")
+
 ROOT = Path(__file__).resolve().parents[2]
 # Gives zeros for whatever is asked; it knows nothing of this project but the one file that it copied.
 ENGINE = """

@@ -21,6 +21,8 @@ from dsv4.dump import DumpReader
 from dsv4.engine.spec import Engine
 from dsv4.stored import file_sha256, sidecar
 
+pytestmark = pytest.mark.xdist_group("commits")
+
 SAID = """Traceback (most recent call last):
   File "/usr/lib/python3/runpy.py", line 9, in run
   File "{tree}/dsv4/run/variant.py", line 12, in main

@@ -15,6 +15,8 @@ from dsv4.engine.tap_writer import Job, serve
 from dsv4.engine.variant import ask_engine, write_engine_variant
 from dsv4.ladder import State
 
+pytestmark = pytest.mark.xdist_group("engine")
+
 MISSING = [*STORES, "comp_store", "comp_bytes", "index_k_store", "compounded/*/*"]
 KV = "isolated/one/0"
 

@@ -18,6 +18,8 @@ from dsv4.files import write_json
 from dsv4.judge.enforce import main as enforce
 from dsv4.judge.reference_check import FILE, Verdict, read_check
 
+pytestmark = pytest.mark.xdist_group("engine")
+
 OURS = [name for name in MISSING if name not in (*STORES, "comp_store", "comp_bytes", "index_k_store")]
 
 

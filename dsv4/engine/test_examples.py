@@ -17,6 +17,8 @@ from dsv4.engine.variant import write_engine_variant
 from dsv4.ladder import State
 from dsv4.run.aba import confirm
 
+pytestmark = pytest.mark.xdist_group("engine")
+
 FAULTS = {
     "sink": ("attend", "attn_out"),
     "scaling": ("route_weights", "expert_weights"),

@@ -17,6 +17,8 @@ from dsv4.engine.variant import ask_engine
 from dsv4.judge.guard import COMPARED, guard
 from dsv4.judge.measure import Notes
 
+pytestmark = pytest.mark.xdist_group("engine")
+
 LADDER = load(Path(__file__).parents[2] / "config.yaml").ladder
 LOGITS_ONLY = [*MISSING[:-1], "compounded/[0-3]/*", "compounded/*/hidden"]
 

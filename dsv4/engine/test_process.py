@@ -13,6 +13,8 @@ from dsv4.engine.spec import EngineError, parse_engine
 from dsv4.engine.variant import write_engine_variant
 from dsv4.ladder import State
 
+pytestmark = pytest.mark.xdist_group("engine")
+
 
 def engine(code, **more):
     return {"command": [sys.executable, "-c", code], **more}

@@ -12,6 +12,8 @@ from dsv4.engine.spec import declares, identity, parse_engine
 from dsv4.plan import Plan, change
 from dsv4.run.floor import write_floors
 
+pytestmark = pytest.mark.xdist_group("engine")
+
 
 def configured(folder, engines, rung, **more):
     content = yaml.safe_load((ROOT / "config.yaml").read_text()) | more

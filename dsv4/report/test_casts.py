@@ -4,11 +4,15 @@ import json
 import re
 import shutil
 
+import pytest
+
 from dsv4.report import casts
 from dsv4.report.load import load
 from dsv4.report.page import render
 from dsv4.report.samples import CONFIG
 from dsv4.report.samples import casts as sample
+
+pytestmark = pytest.mark.xdist_group("report")
 
 
 def text(page):

@@ -8,6 +8,8 @@ import vl_convert
 from dsv4.report import bounds, charts, frames, heat, ladder_charts, panels, text_charts
 from dsv4.report.measurements import empty_metrics
 
+pytestmark = pytest.mark.xdist_group("report")
+
 
 def rows(**columns):
     """Three measurements: layers 0 to 2, unless a column says otherwise."""

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from jinja2 import Environment, FileSystemLoader
 
 from dsv4.config import load as load_config
@@ -11,6 +12,8 @@ from dsv4.judge.reached import reached
 from dsv4.report import code
 from dsv4.report.load import load
 from dsv4.report.samples import CODE, CONFIG
+
+pytestmark = pytest.mark.xdist_group("report")
 
 
 def test_archived_files_are_shown_with_verdict_and_chain():

@@ -11,6 +11,8 @@ from dsv4.report.load import load
 from dsv4.report.page import render
 from dsv4.report.samples import CONFIG
 
+pytestmark = pytest.mark.xdist_group("report")
+
 PTXAS = {"version": "13.0.88", "source": "wheel", "trusted": True}
 ROW = {
     "state": "built",

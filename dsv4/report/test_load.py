@@ -8,6 +8,8 @@ from dsv4.report.__main__ import main
 from dsv4.report.load import ReportError, load
 from dsv4.report.samples import CONFIG
 
+pytestmark = pytest.mark.xdist_group("report")
+
 
 @pytest.fixture
 def copy(failing, tmp_path):

@@ -15,6 +15,8 @@ from dsv4.report.load import load
 from dsv4.report.page import render
 from dsv4.report.samples import CONFIG
 
+pytestmark = pytest.mark.xdist_group("report")
+
 
 @pytest.fixture(scope="module")
 def page(failing):

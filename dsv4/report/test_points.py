@@ -11,6 +11,8 @@ from dsv4.report.measurements import ReportError
 from dsv4.report.page import render
 from dsv4.report.samples import CONFIG
 
+pytestmark = pytest.mark.xdist_group("report")
+
 
 @pytest.fixture(scope="module")
 def audit(failing):

@@ -10,6 +10,8 @@ from dsv4.report.load import load
 from dsv4.report.page import render
 from dsv4.report.samples import CONFIG, write
 
+pytestmark = pytest.mark.xdist_group("report")
+
 
 def spread(us):
     return {"median": us, "q1": us - 1, "q3": us + 1, "min": us - 2, "n": 41}

@@ -14,6 +14,8 @@ from dsv4.report.page import render
 from dsv4.report.sample_texts import LINE, NEAR_TIE, RESIDUAL, told
 from dsv4.report.samples import CONFIG
 
+pytestmark = pytest.mark.xdist_group("report")
+
 
 @pytest.fixture(scope="module")
 def written(passing, tmp_path_factory):

@@ -7,6 +7,8 @@ import pytest
 from dsv4.report.load import ReportError, load
 from dsv4.report.samples import CONFIG
 
+pytestmark = pytest.mark.xdist_group("report")
+
 
 @pytest.fixture
 def copy(passing, tmp_path):

@@ -7,6 +7,8 @@ from dsv4.report import digits, words
 from dsv4.report.load import load
 from dsv4.report.samples import CONFIG
 
+pytestmark = pytest.mark.xdist_group("report")
+
 
 def audit(results, target=None, **changes):
     """An audit with the verdicts of some variants replaced; None removes one."""
