@@ -11,6 +11,7 @@ from markupsafe import escape
 from dsv4.report import frames, payload
 from dsv4.report.__main__ import main
 from dsv4.report.behind import guards, identity
+from dsv4.report.conftest import read
 from dsv4.report.load import load
 from dsv4.report.page import render
 from dsv4.report.samples import CONFIG
@@ -60,7 +61,7 @@ def test_first_screen_says_it_in_words(page):
 
 
 def test_identity_says_each_thing_of_the_run_once(failing):
-    audit = load(failing, CONFIG)
+    audit = read(failing)
     run, told = audit.head["run"], identity(audit)
     assert len(dict(told)) == len(told)
     shown = dict(told)
@@ -74,7 +75,7 @@ def test_identity_says_each_thing_of_the_run_once(failing):
 
 
 def test_a_rung_measured_at_an_earlier_commit_does_not_name_the_run(failing):
-    audit = load(failing, CONFIG)
+    audit = read(failing)
     audit.labels = {"commit": "f" * 40, "seed": 0}
     shown = dict(identity(audit))
     assert (shown["commit"], shown["seed"]) == ("0b6ca0d4c1", "0")
@@ -82,7 +83,7 @@ def test_a_rung_measured_at_an_earlier_commit_does_not_name_the_run(failing):
 
 def test_the_guard_of_each_tree_stands_on_the_page(failing):
     """Formats as the checkpoint has them; batched prefill absent, of our own model, and of an engine."""
-    audit = load(failing, CONFIG)
+    audit = read(failing)
     (row,) = guards(audit)
     assert set(row["rungs"].split(", ")) == {
         name for name, found in audit.verdicts.items() if "guard" in found
@@ -102,7 +103,7 @@ def test_the_guard_of_each_tree_stands_on_the_page(failing):
 
 
 def test_what_artefacts_say_is_escaped(failing):
-    audit = load(failing, CONFIG, "B2")
+    audit = read(failing, "B2")
     audit.verdicts["B2"]["reasons"] = ["<script>alert(1)</script>"]
     audit.claims[0]["measured"] = "<b>x</b>"
     page = render(audit)
@@ -133,7 +134,7 @@ def test_index_is_a_copy_of_the_named_page(failing, tmp_path):
 
 
 def test_rows_survive_packing(failing):
-    cells = frames.heat(frames.cells(load(failing, CONFIG).metrics)).assign(floor=float("nan"), limit=1e-4)
+    cells = frames.heat(frames.cells(read(failing).metrics)).assign(floor=float("nan"), limit=1e-4)
     one = cells[(cells["variant"] == "B1") & (cells["mode"] == "isolated") & (cells["against"] == "trained")]
     columns = ("layer", "tap", "err", "bad", "floor", "limit")
     packed = payload.pack({"cells": payload.table(one, ("variant", "mode", "against"), columns)})
@@ -147,7 +148,7 @@ def test_rows_survive_packing(failing):
 
 
 def test_page_that_would_be_too_heavy_drops_the_least_interesting(monkeypatch, failing):
-    audit = load(failing, CONFIG, "B2")
+    audit = read(failing, "B2")
     monkeypatch.setattr(payload, "LIMIT", 100_000)
     page = render(audit)
     assert len(re.search(r'id="data">([^<]*)<', page)[1]) <= payload.LIMIT

@@ -6,6 +6,7 @@ import pytest
 import vl_convert
 
 from dsv4.report import points
+from dsv4.report.conftest import read
 from dsv4.report.load import load
 from dsv4.report.measurements import ReportError
 from dsv4.report.page import render
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("report")
 
 @pytest.fixture(scope="module")
 def audit(failing):
-    return load(failing, CONFIG)
+    return read(failing)
 
 
 def drawn(found):
@@ -50,7 +51,7 @@ def test_further_off_is_a_triangle_and_another_scale_an_unequal_sign(audit):
 
 
 def test_what_is_not_finite_is_a_cross_and_not_a_number(failing):
-    audit = load(failing, CONFIG, "P4")
+    audit = read(failing, "P4")
     line = audit.verdicts["P4"]["quantisation"][0]
     line["largest"][3], line["beyond"][3] = None, 1
     found = of(audit, "P4")
@@ -87,7 +88,7 @@ def test_the_table_says_it_in_words(audit):
 
 
 def test_a_page_without_points_still_stands(failing):
-    audit = load(failing, CONFIG, "P4")
+    audit = read(failing, "P4")
     for verdict in audit.verdicts.values():
         verdict.pop("quantisation", None)
     assert "Quantisation points" in render(audit)

@@ -4,15 +4,14 @@ import pytest
 
 from dsv4.ladder import State
 from dsv4.report import digits, words
-from dsv4.report.load import load
-from dsv4.report.samples import CONFIG
+from dsv4.report.conftest import read
 
 pytestmark = pytest.mark.xdist_group("report")
 
 
 def audit(results, target=None, **changes):
     """An audit with the verdicts of some variants replaced; None removes one."""
-    found = load(results, CONFIG, target)
+    found = read(results, target)
     for name, change in changes.items():
         if change is None:
             found.verdicts.pop(name, None)
@@ -79,7 +78,7 @@ def test_rung_without_verdict_on_a_failed_one_is_blocked(failing):
     ],
 )
 def test_advice(failing, name, said):
-    found = load(failing, CONFIG)
+    found = read(failing)
     assert words.advice(found, next(rung for rung in found.ladder if rung.id == name)) == said
 
 
