@@ -64,43 +64,40 @@ class AttentionStages(LayerBase):
         lse : (T, H) FP32
         """
         plan, config = self.plan, self.config
-        keys = [self._keys(env, row, position) for row, position in enumerate(batch.positions.tolist())]
+        window, entries = (self._as_read(stored) for stored in (self.window, self.entries))
+        rows: dict[int, list[int]] = {}  # by their number of keys
+        keys = []
+        for row, position in enumerate(batch.positions.tolist()):
+            keys.append(self._keys(window, entries, env, row, position))
+            rows.setdefault(len(keys[-1]), []).append(row)
+        q_nope, q_rope = self._queries(env["q"])
         out = torch.empty(env["q"].shape, dtype=torch.float64)
         lse = torch.empty(env["q"].shape[:2], dtype=torch.float64)
         for count in {len(one) for one in keys}:
-            rows = [row for row, one in enumerate(keys) if len(one) == count]
-            stacked = torch.stack([keys[row] for row in rows])  # [r, S, K]
-            if plan.kv_read == "gather_bf16":
-                stacked = self._store(stacked)
-            out[rows], lse[rows] = self._attend_rows(env["q"][rows], stacked)
+            alike = rows[count]
+            stacked = torch.stack([keys[row] for row in alike])  # [r, S, K]
+            out[alike], lse[alike] = self._attend_rows(q_nope[alike], q_rope[alike], stacked)
         stored = self._bf16(out, config.sliding_window, when=plan.casts.attn_out == "bf16").double()
         turned = eq.rotate(stored, self._angles(batch.positions), sign=-1)
         return {"attn_out": self._bf16(turned), "lse": self._single(lse)}
 
-    def _keys(self, env: Env, row: int, position: int) -> Tensor:
-        """Rows that a query at ``position`` attends to: (S, K) FP32."""
-        near = self.window[max(0, position - self.config.sliding_window + 1) : position + 1]
+    def _as_read(self, stored: Tensor) -> Tensor:
+        """Rows (N, K) FP32 of the window or the entries as attention reads them: FP64."""
+        return (self._store(stored) if self.plan.kv_read == "gather_bf16" else stored).double()
+
+    def _keys(self, window: Tensor, entries: Tensor, env: Env, row: int, position: int) -> Tensor:
+        """Those of the rows (N, K) of window and entries that a query at ``position`` attends to: (S, K)."""
+        near = window[max(0, position - self.config.sliding_window + 1) : position + 1]
         ratio = self.config.compress_ratios[self.layer]
         if ratio == 0:
             return near
         if self.config.kind(self.layer) == "csa":
             chosen = env["topk"][row]
-            return torch.cat((near, self.entries[chosen[chosen >= 0]]))
-        return torch.cat((near, self.entries[: (position + 1) // ratio]))
+            return torch.cat((near, entries[chosen[chosen >= 0]]))
+        return torch.cat((near, entries[: (position + 1) // ratio]))
 
-    def _attend_rows(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of r rows over S keys each.
-
-        Parameters
-        ----------
-        q : (r, H, K) FP32
-        keys : (r, S, K) FP32, K and V both
-
-        Returns
-        -------
-        out : (r, H, K) FP64
-        lse : (r, H) FP64, without the sink
-        """
+    def _queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (T, H, K) FP32 as they meet the keys: their nope part and their rope part, FP64."""
         plan, n = self.plan, self.config.nope_head_dim
         q = self._store(q)  # what q_b stores, and the reference's value as a kernel would be handed it
         q_nope = q[..., :n]
@@ -110,21 +107,39 @@ class AttentionStages(LayerBase):
             if plan.q_format == "fp8x2":
                 terms = terms + e4m3.decode(e4m3.encode(q_nope / scale - terms))
             q_nope = terms * scale
-        q_rope, k_rope = q[..., n:], keys[..., n:]
+        q_rope = q[..., n:]
         if plan.rope_format == "fp8":
-            q_rope, k_rope = fp8_block.round(q_rope, 64), fp8_block.round(k_rope, 64)
-        logits = q_nope.double() @ keys[..., :n].double().mT + q_rope.double() @ k_rope.double().mT
+            q_rope = fp8_block.round(q_rope, 64)
+        return q_nope.double(), q_rope.double()
+
+    def _attend_rows(self, q_nope: Tensor, q_rope: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention of r rows over S keys each.
+
+        Parameters
+        ----------
+        q_nope, q_rope : (r, H, nope), (r, H, rope) FP64
+        keys : (r, S, nope + rope) FP64, K and V both
+
+        Returns
+        -------
+        out : (r, H, nope + rope) FP64
+        lse : (r, H) FP64, without the sink
+        """
+        plan, size, n = self.plan, keys.shape[-1], q_nope.shape[-1]
+        k_rope = keys[..., n:]
+        if plan.rope_format == "fp8":
+            k_rope = fp8_block.round(k_rope, 64).double()
+        logits = q_nope @ keys[..., :n].mT + q_rope @ k_rope.mT
         sums = FP32 if plan.q_format == "bf16" else self.sums
-        logits = logits * q.shape[-1] ** -0.5
-        logits = self.dither(logits, q.shape[-1] // sums.products, sums.fp8).float().double()
+        logits = logits * size**-0.5
+        logits = self.dither(logits, size // sums.products, sums.fp8).float().double()
         # in base 2 and whole, as running maxima are kept: another one changes p by a power of two alone
         top = torch.ceil(logits.amax(-1, keepdim=True) * math.log2(math.e)) / math.log2(math.e)
         p = self._single(torch.exp(logits - top))
         total = p.double().sum(-1, keepdim=True)
         p_rope = self._store(p).double()
         p_nope = e4m3.decode(e4m3.encode(p * 256)).double() / 256 if plan.pv_format == "fp8" else p_rope
-        values = keys.double()
-        out = torch.cat((p_nope @ values[..., :n], p_rope @ values[..., n:]), dim=-1)
+        out = torch.cat((p_nope @ keys[..., :n], p_rope @ keys[..., n:]), dim=-1)
         out = out / (total + torch.exp(self.weights.sinks.double()[:, None] - top))
         return out, (top + torch.log(total)).squeeze(-1)
 

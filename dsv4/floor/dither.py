@@ -29,7 +29,18 @@ class Dither:
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._normals = normals
 
-    def __call__(self, x: Tensor, terms: int, unit: float = FP32_UNIT) -> Tensor:
+    def normals(self, *shape: int) -> Tensor | None:
+        """Draw the random numbers of one call ahead of it, FP64 on the CPU; None without a seed.
+
+        Calls whose numbers are drawn one after the other may then be made as one.
+        """
+        if self._generator is None:
+            return None
+        return torch.randn(shape, generator=self._generator, dtype=self._normals).double()
+
+    def __call__(
+        self, x: Tensor, terms: int, unit: float = FP32_UNIT, normals: Tensor | None = None
+    ) -> Tensor:
         """Return ``x`` as a sum of ``terms`` FP32 products would have it.
 
         Parameters
@@ -39,13 +50,19 @@ class Dither:
             Length of the accumulation behind each value; 1: a single rounding.
         unit : float
             Largest relative error of one addition: see :mod:`dsv4.floor.accumulation`.
+        normals : (..., D) FP64
+            From :meth:`normals`, overwritten; None: drawn here.
         """
         if self._generator is None or x.numel() == 0:
             return x
         spread = x.square().mean(-1, keepdim=True).sqrt() if terms > 1 else x.abs()
         sigma = unit / math.sqrt(3) * math.sqrt(max(terms / 2, 1.0))
-        noise = torch.randn(x.shape, generator=self._generator, dtype=self._normals).to(x.device)
-        return torch.where(torch.isfinite(x), x + sigma * spread * noise, x)
+        noise = self.normals(*x.shape) if normals is None else normals
+        assert noise is not None
+        moved = noise.to(x.device).mul_(sigma * spread).add_(x)
+        if math.isfinite(moved.sum()):  # then so is every value, and every x
+            return moved
+        return torch.where(torch.isfinite(x), moved, x)
 
 
 def draw_seed(seed: int, stream: str, draw: int) -> int:

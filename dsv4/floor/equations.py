@@ -88,5 +88,6 @@ def gated_mean(values: Tensor, gates: Tensor) -> Tensor:
 
 def largest(scores: Tensor, count: int) -> Tensor:
     """Indices of the ``count`` largest of (C,), ties to the smaller index, ascending, -1 padded."""
-    order = sorted(range(len(scores)), key=lambda i: (-float(scores[i]), i))[:count]
+    values = scores.tolist()
+    order = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
     return torch.tensor(sorted(order) + [-1] * (count - len(order)), dtype=torch.int64)

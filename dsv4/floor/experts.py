@@ -1,5 +1,7 @@
 """The experts' stages: router, routed experts, the shared one."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -47,26 +49,35 @@ class ExpertStages(LayerBase):
         roundings = max(chosen.shape[-1] / 2, 1.0) + 2  # their variances add; a sum's as in Dither
         return {"expert_weights": self.dither(weights, 1, FP32_UNIT * roundings**0.5).float()}
 
-    def _ffn(
-        self, x: Tensor, first: Weight, gate: Tensor, up: Tensor, down: Weight, down_matrix: Tensor
+    def _hidden(
+        self,
+        gate: Tensor,
+        up: Tensor,
+        first: Weight,
+        down: Weight,
+        normals: Sequence[Tensor | None] = (None, None, None),
     ) -> Tensor:
-        """One expert, its result before any store.
+        """What a down matrix reads.
 
         Parameters
         ----------
-        x : (T, D) FP64
-        first : how its first matrix is stored; gate, up : (D, F) FP64
-        down : what its input is stored for; down_matrix : its (F, D) FP64.
+        gate, up : (T, F) FP64
+            Products with the matrices that are stored as ``first`` is.
+        down : what the result is stored for.
+        normals : of gate, up and the product of both, if they were drawn ahead.
 
         Returns
         -------
-        (T, D) FP64
+        (T, F) FP64
         """
-        stored = self.plan.casts.swiglu == "bf16"
-        g, u = (self._summed(x @ part, x.shape[-1], first) for part in (gate, up))
+        stored, terms = self.plan.casts.swiglu == "bf16", self.config.hidden_size
+        g, u = (
+            self._summed(part, terms, first, drawn)
+            for part, drawn in zip((gate, up), normals[:2], strict=True)
+        )
         g, u = ((self._store(part) if stored else part).double() for part in (g, u))
-        hidden = self._bf16(eq.clamped_swiglu(g, u, self.config.swiglu_limit), 1, when=stored)
-        return self._read(hidden, down.format).exact @ down_matrix
+        hidden = eq.clamped_swiglu(g, u, self.config.swiglu_limit)
+        return self._read(self._bf16(hidden, 1, stored, normals[2]), down.format).exact
 
     def experts(self, env: Env, batch: Batch) -> Written:
         """Routed experts, each on the tokens that chose it, from moe_in_q (T, D) Stored.
@@ -78,30 +89,42 @@ class ExpertStages(LayerBase):
         routed : (T, D) FP32, BF16 values
         """
         x, ids, weights = env["moe_in_q"].exact, env["expert_ids"], env["expert_weights"].double()
-        gate_up, down = matrix(self.weights.experts_gate_up), matrix(self.weights.experts_down)
+        first, last = self.weights.experts_gate_up, self.weights.experts_down
+        gate_up, down = matrix(first), matrix(last)
         width = self.config.moe_intermediate_size
-        total = torch.zeros_like(x)
-        for expert in torch.unique(ids).tolist():
-            token, slot = torch.where(ids == expert)
-            matrices = gate_up[expert][:, :width], gate_up[expert][:, width:]
-            stored = self.weights.experts_gate_up, self.weights.experts_down
-            y = self._ffn(x[token], stored[0], *matrices, stored[1], down[expert])
-            y = self._summed(y, width, stored[1]).double()
-            total.index_add_(0, token, y * weights[token, slot, None])
+        experts = torch.unique(ids).tolist()
+        at = [torch.where(ids == expert) for expert in experts]  # expert by expert: (token, slot)
+        counts = [len(token) for token, _ in at]
+        # What acts on a row alone is done for all experts at once; each still has random numbers of its own.
+        normals = self._normals(counts, (width, width, width, x.shape[-1]))
+        gate, up = (
+            torch.cat(
+                [x[token] @ gate_up[expert][:, part] for expert, (token, _) in zip(experts, at, strict=True)]
+            )
+            for part in (slice(None, width), slice(width, None))
+        )
+        hidden = self._hidden(gate, up, first, last, normals[:3]).split(counts)
+        y = torch.cat([rows @ down[expert] for expert, rows in zip(experts, hidden, strict=True)])
+        y = self._summed(y, width, last, normals[3]).double()
+        token, slot = (torch.cat(one) for one in zip(*at, strict=True))
+        total = torch.zeros_like(x).index_add_(0, token, y * weights[token, slot, None])
         return {"routed": self._bf16(total, width)}
+
+    def _normals(self, counts: Sequence[int], widths: Sequence[int]) -> list[Tensor | None]:
+        """Random numbers of all experts, one tensor (rows, width) a width, drawn expert by expert."""
+        drawn = [[self.dither.normals(count, width) for width in widths] for count in counts]
+        columns = zip(*drawn, strict=True)
+        return [torch.cat(column) if column[0] is not None else None for column in columns]
 
     def shared(self, env: Env, batch: Batch) -> Written:
         """The shared expert on moe_in, in the format of its own weights: shared (T, D) FP32, BF16 values."""
         w = self.weights
-        y = self._ffn(
-            self._second(env, "moe_in", w.experts_gate_up, w.shared_gate),
-            w.shared_gate,
-            matrix(w.shared_gate),
-            matrix(w.shared_up),
-            w.shared_down,
-            matrix(w.shared_down),
+        x = self._second(env, "moe_in", w.experts_gate_up, w.shared_gate)
+        hidden = self._hidden(
+            x @ matrix(w.shared_gate), x @ matrix(w.shared_up), w.shared_gate, w.shared_down
         )
-        return {"shared": self._store(self._summed(y, self.config.moe_intermediate_size, w.shared_down))}
+        y = self._summed(hidden @ matrix(w.shared_down), self.config.moe_intermediate_size, w.shared_down)
+        return {"shared": self._store(y)}
 
     def moe_sum(self, env: Env, batch: Batch) -> Written:
         """routed, shared (T, D) FP32 to their sum: moe_out (T, D) FP32, BF16 values."""

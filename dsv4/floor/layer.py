@@ -63,13 +63,13 @@ class LayerBase:
         function: Callable[[Env, Batch], Written] = getattr(self, stage)
         return function(env, batch)
 
-    def _single(self, x: Tensor, terms: int = 1) -> Tensor:
+    def _single(self, x: Tensor, terms: int = 1, normals: Tensor | None = None) -> Tensor:
         """(..., D) FP64 to FP32, as an accumulator that sums ``terms`` products would hold it."""
-        return self.dither(x, terms).float()
+        return self.dither(x, terms, normals=normals).float()
 
-    def _bf16(self, x: Tensor, terms: int = 1, when: bool = True) -> Tensor:
+    def _bf16(self, x: Tensor, terms: int = 1, when: bool = True, normals: Tensor | None = None) -> Tensor:
         """Store (..., D) FP64 in BF16, or keep it in FP32 where the plan has no store here: (..., D) FP32."""
-        single = self._single(x, terms)
+        single = self._single(x, terms, normals)
         return self._store(single) if when else single
 
     def _store(self, x: Tensor) -> Tensor:
@@ -86,14 +86,15 @@ class LayerBase:
         """(T, K) FP64 by a stored (K, N) matrix, stored in BF16: (T, N) FP32."""
         return self._store(self._summed(x @ matrix(weight), x.shape[-1], weight))
 
-    def _summed(self, product: Tensor, terms: int, weight: Weight) -> Tensor:
+    def _summed(self, product: Tensor, terms: int, weight: Weight, normals: Tensor | None = None) -> Tensor:
         """A product (..., N) FP64 of ``terms`` columns with ``weight`` as its accumulator would hold it: FP32.
 
         An FP8 matrix meets FP8 rows, block by block of 128 columns, each scaled and added in FP32.
         """
         if weight.format == "fp8" and self.sums != FP32:
-            return self.dither(product, fp8_block.GROUP // self.sums.products, self.sums.fp8).float()
-        return self._single(product, terms)
+            cut = fp8_block.GROUP // self.sums.products
+            return self.dither(product, cut, self.sums.fp8, normals).float()
+        return self._single(product, terms, normals)
 
     def _angles(self, positions: Tensor) -> Tensor:
         """Rotation angles (T, P / 2) FP64 of this layer at ``positions`` (T,) int64."""
