@@ -107,6 +107,7 @@ class DumpWriter:
         )
         self._attrs = {"schema": SCHEMA, **attrs}
         self._rows: dict[tuple[str, str], int] = {}
+        self._groups: dict[str, h5py.Group] = {}  # of layers; h5py looks for one longer than it writes a tap
         self._notes: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
@@ -189,10 +190,17 @@ class DumpWriter:
             ):
                 self._link(reader.source(mode, phase, layer, tap), where, stored, attrs)
                 return
-        dataset = self._file.create_dataset(where, data=stored, **_packing(stored))
+        dataset = self._group(where).create_dataset(tap, data=stored, **_packing(stored))
         dataset.attrs["dtype"] = dtype
         for name, value in (attrs or {}).items():
             dataset.attrs[name] = np.asarray(value)
+
+    def _group(self, where: str) -> h5py.Group:
+        """Group of a dataset, made if there is none."""
+        name = where.rsplit("/", 1)[0]
+        if name not in self._groups:
+            self._groups[name] = self._file.require_group(name)
+        return self._groups[name]
 
     def _count(
         self, where: str, mode: str, phase: str, tap: str, rows: int, entry_positions: np.ndarray | None
@@ -216,6 +224,6 @@ class DumpWriter:
     ) -> None:
         group, tap = where.rsplit("/", 1)
         relative = os.path.relpath(source[0].resolve(), self._path.parent.resolve())
-        self._file.require_group(group)[tap] = h5py.ExternalLink(relative, source[1])
+        self._group(where)[tap] = h5py.ExternalLink(relative, source[1])
         extra = {name: np.asarray(value).tolist() for name, value in (attrs or {}).items()}
         self._notes.setdefault(group, {})[tap] = {"sha256": content_sha256(stored), "attrs": extra}

@@ -161,9 +161,10 @@ class DumpReader:
         """Attributes of one tap: ``dtype`` and what the writer added."""
         source, path = self.source(mode, phase, layer, tap)
         file = self._file if source == self.path else self._follow(source)._file
-        dtype = {"dtype": _NAMES[h5py.h5d.open(file.id, path.encode()).dtype]}
+        dataset = h5py.h5d.open(file.id, path.encode())
+        dtype = {"dtype": _NAMES[dataset.dtype]}
         if source == self.path:
-            return dict(self._file[path].attrs) | dtype
+            return _numbers(dataset) | dtype
         note = self._link_note(f"{self.mode(mode)}/{phase}/{layer}/{tap}")
         return {key: np.asarray(value) for key, value in note["attrs"].items()} | dtype
 
@@ -209,6 +210,18 @@ def _read(file: h5py.File, path: str) -> np.ndarray:
     if out.size:
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
     return out
+
+
+def _numbers(dataset: h5py.h5d.DatasetID) -> dict[str, np.ndarray]:
+    """Attributes of a dataset that are numbers; like :func:`_read`, past h5py's own indexing."""
+    found = {}
+    for index in range(h5py.h5a.get_num_attrs(dataset)):
+        attr = h5py.h5a.open(dataset, index=index)
+        if attr.dtype.kind != "O":  # a string: the writer's ``dtype``, which the dataset's own type says
+            out = np.empty(attr.shape, attr.dtype)
+            attr.read(out)
+            found[attr.name.decode()] = out
+    return found
 
 
 def _decode(value: object) -> Any:

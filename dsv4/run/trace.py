@@ -51,6 +51,7 @@ class Trace:
         self.positions = np.empty(0, np.int64)
         self.values: dict[tuple[Layer, str], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
         self._entries: dict[tuple[Layer, str], np.ndarray] = {}
+        self._kept_rows: dict[bytes, np.ndarray] = {}  # positions -> which of them are kept
 
     def at(self, positions: Tensor) -> "Trace":
         """Say which positions the rows of the next calls have."""
@@ -76,9 +77,17 @@ class Trace:
             ratio = self.config.compress_ratios[layer]
             index = self._entries[layer, CLOSED_BY.get(tap.name, "index_closed")]
             positions, judged = (index + 1) * ratio - 1, (self.rows.entries(ratio) + 1) * ratio - 1
-        mask = np.ones(len(positions), bool) if self.every_row else np.isin(positions, judged)
+        if self.every_row:
+            mask = np.ones(len(positions), bool)
+        elif tap.axis == "row":
+            known = positions.tobytes()
+            mask = self._kept_rows.get(known)
+            if mask is None:
+                mask = self._kept_rows[known] = np.isin(positions, judged)
+        else:
+            mask = np.isin(positions, judged)
         if mask.any():
-            self.values[layer, tap.name].append((positions[mask], array[mask].copy()))
+            self.values[layer, tap.name].append((positions[mask], array[mask]))
 
     def get(self, layer: Layer, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Positions (N,) and values (N, ...) of a tap, ascending by position."""
