@@ -1,9 +1,10 @@
 """The audit judges itself: planted faults are caught and located, moved roundings leave "within", noise does not."""
 
 from dataclasses import fields, replace
+from functools import cache, partial
 
+import numpy as np
 import pytest
-import torch
 
 from dsv4.dump import DumpReader, DumpWriter
 from dsv4.faults import FAULTS
@@ -17,7 +18,7 @@ from dsv4.model import numerics
 from dsv4.model.numerics import Numerics
 from dsv4.model.records import ExactRecord
 from dsv4.plan import Plan, change, flatten
-from dsv4.run.conftest import _one_thread, nano_audit
+from dsv4.run.conftest import _one_thread, _unpacked
 from dsv4.run.floor import STATISTICS, write_floor
 from dsv4.run.test_isolated import isolated
 from dsv4.run.trace import write_trace
@@ -26,8 +27,9 @@ from dsv4.taps import BY_NAME
 from kernels.formats import bf16
 from kernels.rounding import exact
 
-__all__ = ["_one_thread", "nano_audit"]
+__all__ = ["_one_thread", "_unpacked"]
 
+pytestmark = pytest.mark.xdist_group("nano")
 UNFUSED = "B0_unfused"
 FUSED = {
     "norm_quant": "fused",
@@ -54,26 +56,32 @@ def floors(nano_audit):
     return {UNFUSED: bottom, "fused": fused}
 
 
+class Floor:
+    """A prompt's floor, read once for all that is compared with it."""
+
+    def __init__(self, setup, variant, prompt):
+        self.dump = DumpReader(setup.results / "floor" / variant.id / f"{prompt}.h5", keep=True)
+        self.attrs = setup.attrs(prompt, "variant", variant.id, variant.plan)
+        self.drawn = cache(partial(self.dump.dataset_attrs, "isolated"))
+
+
+_read: dict[tuple[str, str], Floor] = {}
+
+
 def outside(setup, variant, model, tmp_path, prompts=("long",)):
     """(layer, stage) of every tap that the verdict puts outside, with the floor of ``variant``."""
     found = set()
     for prompt in prompts:
-        path = tmp_path / f"{prompt}.h5"
-        trace = isolated(setup, prompt, model)
-        with DumpWriter(path, setup.attrs(prompt, "variant", variant.id, variant.plan)) as writer:
-            write_trace(writer, "isolated", trace)
-        with (
-            DumpReader(path) as test,
-            DumpReader(setup.results / "floor" / variant.id / f"{prompt}.h5") as floor,
-        ):
-            rows = compare(test, floor, modes=("isolated",), against="floor")
-            rows = rows[rows["part"] == "all"].reset_index(drop=True)
-            at = [
-                ("isolated", row.phase, "model" if row.layer < 0 else int(row.layer), row.tap)
-                for row in rows.itertuples()
-            ]
-            drawn = [floor.dataset_attrs(*where) for where in at]
-        draws = Draws(*(torch.tensor([list(attrs[name]) for attrs in drawn]).numpy() for name in STATISTICS))
+        if (variant.id, prompt) not in _read:
+            _read[variant.id, prompt] = Floor(setup, variant, prompt)
+        path, floor = tmp_path / f"{prompt}.h5", _read[variant.id, prompt]
+        with DumpWriter(path, floor.attrs) as writer:
+            write_trace(writer, "isolated", isolated(setup, prompt, model))
+        with DumpReader(path) as test:
+            rows = compare(test, floor.dump, modes=("isolated",), against="floor")
+        rows = rows[rows["part"] == "all"].reset_index(drop=True)
+        at = [(row.phase, "model" if row.layer < 0 else int(row.layer), row.tap) for row in rows.itertuples()]
+        draws = Draws(*(np.array([floor.drawn(*where)[name] for where in at]) for name in STATISTICS))
         verdicts = judge(rows, draws, flatten(variant.plan), variants=len(setup.config.ladder.default()))
         flagged = rows[verdicts["verdict"] == "outside"]
         found |= {(int(row.layer), BY_NAME[row.tap].stage) for row in flagged.itertuples()}

@@ -1,5 +1,5 @@
 """The floor is tested on the small audit of nano."""
 
-from dsv4.run.conftest import _one_thread, nano_audit
+from dsv4.run.conftest import _one_thread, _unpacked
 
-__all__ = ["_one_thread", "nano_audit"]
+__all__ = ["_one_thread", "_unpacked"]

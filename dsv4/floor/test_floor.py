@@ -1,5 +1,7 @@
 """The second opinion and the refs agree: on every field of the plan, on nano and on random models."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -15,12 +17,32 @@ from dsv4.taps import BY_NAME
 
 FIELDS = [(name, value) for name, values in choices().items() for value in values[1:]]
 ULP = 2.0**-23
+pytestmark = pytest.mark.xdist_group("nano")
 
 
-def agree(setup, plan):
-    config = setup.checkpoint.config
-    ours = isolated(setup, "long", setup.model(numerics.of_plan(plan, config)))
-    theirs = isolated(setup, "long", FloorModel(config, setup.checkpoint.weights, plan, None))
+class Traces:
+    """The long prompt's traces under a plan, each run once: of the refs, and of the second opinion."""
+
+    def __init__(self, setup):
+        self.setup, self.config = setup, setup.checkpoint.config
+        self.refs, self.floor = cache(self._refs), cache(self._floor)
+
+    def _refs(self, plan):
+        return isolated(self.setup, "long", self.setup.model(numerics.of_plan(plan, self.config)))
+
+    def _floor(self, plan):
+        return isolated(
+            self.setup, "long", FloorModel(self.config, self.setup.checkpoint.weights, plan, None)
+        )
+
+
+@pytest.fixture(scope="module")
+def traces(nano_audit):
+    return Traces(nano_audit)
+
+
+def agree(traces, plan):
+    ours, theirs = traces.refs(plan), traces.floor(plan)
     assert ours.taps() == theirs.taps()
     for layer, name in ours.taps():
         one, other = ours.get(layer, name)[1], theirs.get(layer, name)[1]
@@ -37,24 +59,20 @@ def agree(setup, plan):
 
 
 @pytest.mark.parametrize(("field", "value"), [("norm_quant", "unfused"), *FIELDS])
-def test_every_plan_field_is_read_alike(nano_audit, field, value):
-    agree(nano_audit, change(Plan(), {field: value}))
+def test_every_plan_field_is_read_alike(traces, field, value):
+    agree(traces, change(Plan(), {field: value}))
 
 
-def test_everything_at_once_is_read_alike(nano_audit):
-    agree(nano_audit, change(Plan(), dict(FIELDS) | {"rounding": "plan"}))
+def test_everything_at_once_is_read_alike(traces):
+    agree(traces, change(Plan(), dict(FIELDS) | {"rounding": "plan"}))
 
 
 @pytest.mark.parametrize(
     "field", ["norm_quant", "mhc_quant", "q_a_norm", "kv_norm", "casts.swiglu", "q_format"]
 )
-def test_the_other_reading_is_not_agreement(nano_audit, field):
+def test_the_other_reading_is_not_agreement(traces, field):
     """The comparison above can fail: the refs under one value are far from the floor under the other."""
-    config, value = nano_audit.checkpoint.config, choices()[field][1]
-    ours = isolated(
-        nano_audit, "long", nano_audit.model(numerics.of_plan(change(Plan(), {field: value}), config))
-    )
-    theirs = isolated(nano_audit, "long", FloorModel(config, nano_audit.checkpoint.weights, Plan(), None))
+    ours, theirs = traces.refs(change(Plan(), {field: choices()[field][1]})), traces.floor(Plan())
     found = [
         distance(ours.get(*key)[1], theirs.get(*key)[1], BY_NAME[key[1]].kind)["draw_changed"]
         for key in ours.taps()

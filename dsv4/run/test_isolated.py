@@ -1,6 +1,7 @@
 """Isolated mode: the reference on its own inputs is the reference; a change shows where it acts."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,17 +15,21 @@ from dsv4.run.modes import first_streams, run_both_modes
 from dsv4.run.trace import Trace, tap_names
 from dsv4.taps import BY_NAME, MODEL, PHASES
 
+pytestmark = pytest.mark.xdist_group("nano")
+_references: dict[Path, Reference] = {}  # as in floors, one is read by many runs
+
 
 def dumped(setup, prompt):
     return DumpReader(setup.results / "reference" / f"{prompt}.h5", setup.identity(prompt))
 
 
 def isolated(setup, prompt, model, wrap=lambda seen: seen):
-    config = setup.checkpoint.config
-    with dumped(setup, prompt) as dump:
-        reference = Reference(dump, config)
-        trace = Trace(config, reference.rows, tap_names(config, "isolated"))
-        run_isolated(model, reference, first_streams(setup, reference), wrap(trace.at))
+    config, path = setup.checkpoint.config, setup.results / "reference" / f"{prompt}.h5"
+    if path not in _references:
+        _references[path] = Reference(dumped(setup, prompt), config)
+    reference = _references[path]
+    trace = Trace(config, reference.rows, tap_names(config, "isolated"))
+    run_isolated(model, reference, first_streams(setup, reference), wrap(trace.at))
     return trace
 
 
@@ -51,10 +56,17 @@ def test_free_run_of_the_reference_is_the_reference(nano_audit):
             np.testing.assert_array_equal(trace.get(MODEL, "logits")[1], truth)
 
 
+@pytest.fixture(scope="module")
+def clean(nano_audit):
+    """Return the long prompt's trace without a fault."""
+    return isolated(
+        nano_audit, "long", nano_audit.model(numerics.of_plan(Plan(), nano_audit.checkpoint.config))
+    )
+
+
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_shows_first_at_its_own_stage(nano_audit, name):
+def test_fault_shows_first_at_its_own_stage(nano_audit, clean, name):
     fault, config = FAULTS[name], nano_audit.checkpoint.config
-    clean = isolated(nano_audit, "long", nano_audit.model(numerics.of_plan(Plan(), config)))
     model = nano_audit.model(numerics.of_plan(Plan(), config))
     faulty = isolated(nano_audit, "long", model, fault.install(model))
     changed = [

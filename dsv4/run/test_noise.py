@@ -19,6 +19,7 @@ from dsv4.run.variant import write_variant
 from dsv4.taps import BY_NAME
 
 # Results that a plan keeps in FP32: there the noise itself is seen, not the few values that it moves by a step.
+pytestmark = pytest.mark.xdist_group("nano")
 UNSTORED = (
     "attn_pre",
     "attn_post",
