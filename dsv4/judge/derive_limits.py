@@ -167,10 +167,11 @@ def projections(draw: Draw, bounds: Bounds) -> None:
     for x in draw.families(size, layers):
         first, second = draw.weights(size // 2, O_LORA, layers), draw.weights(2 * O_LORA, HIDDEN, layers)
         for a, b in zip(first, second, strict=True):
-            inputs = (
-                (values.unflatten(-1, (2, -1)) @ a[:, None]).flatten(2) for values in (fp4(x), x.double())
+            # Both groups are rows of one product: a broadcast one copies ``a`` for each row.
+            narrow, exact = (
+                (values.reshape(layers, 2 * ROWS, -1) @ a).reshape(layers, ROWS, -1)
+                for values in (fp4(x), x.double())
             )
-            narrow, exact = inputs
             bounds.error("attn_proj", store(fp4(store(narrow)) @ b), exact @ b)
     for x in draw.families(HIDDEN):
         x = rmsnorm(x).float()
