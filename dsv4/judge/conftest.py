@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -99,6 +100,12 @@ def places(modes=("isolated", "compounded")):
             yield from ((mode, phase, MODEL, tap) for tap in TAPS if tap.where == "model")
 
 
+@cache
+def _shipped():
+    config = load(ROOT / "config.yaml")
+    return replace(config, checkpoint=ROOT / "data" / "nano", prompts=ROOT / "data" / "prompts.yaml")
+
+
 class Audit:
     """Folder of a run and what is written to it.
 
@@ -109,10 +116,7 @@ class Audit:
 
     def __init__(self, results: Path) -> None:
         self.results = results
-        config = load(ROOT / "config.yaml")
-        self.config = replace(
-            config, checkpoint=ROOT / "data" / "nano", prompts=ROOT / "data" / "prompts.yaml"
-        )
+        self.config = _shipped()
         self.truth = {}
         for phase in POSITIONS:
             for _, _, layer, tap in places(("isolated",)):
@@ -250,8 +254,7 @@ def audit(tmp_path):
 @pytest.fixture(scope="session")
 def shipped():
     """The shipped configuration."""
-    config = load(ROOT / "config.yaml")
-    return replace(config, checkpoint=ROOT / "data" / "nano", prompts=ROOT / "data" / "prompts.yaml")
+    return _shipped()
 
 
 @pytest.fixture

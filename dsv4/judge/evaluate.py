@@ -51,6 +51,9 @@ class Finding:
         return self.mode != "isolated", layer, stage_order(BY_NAME[self.tap].stage), KINDS.index(self.kind)
 
 
+LIMITED = ("mode", "against", "tap", "part")  # columns that say which rows a limit is about
+
+
 def place(layer: int, tap: str) -> str:
     """Words for a place: ``layer 3, attn_in (attn_mhc)``."""
     where = f"layer {layer}" if layer >= 0 else "after the last layer"
@@ -108,9 +111,11 @@ def findings(
 ) -> list[Finding]:
     """Everything that fails the variant, in order."""
     found = [*_missing(notes), *_broken(frame), *_stored(notes), *_outside(frame), *_blast(frame, changed)]
+    at = frame.groupby(list(LIMITED), sort=False, observed=True).indices  # once, not a search a limit
     for limit in limits:
-        if limit.applies(plan):
-            found += _exceeded(frame, limit)
+        where = at.get(tuple(getattr(limit, name) for name in LIMITED))
+        if where is not None and limit.applies(plan):
+            found += _exceeded(frame.iloc[where], limit)
     return sorted(found, key=lambda finding: finding.order)
 
 
@@ -232,8 +237,7 @@ def _blast(frame: pd.DataFrame, changed: Iterable[str]) -> Iterator[Finding]:
         yield Finding(kind="blast", mode="isolated", layer=layer, tap=tap, text=text, **_at(worst))
 
 
-def _exceeded(frame: pd.DataFrame, limit: Limit) -> Iterator[Finding]:
-    rows = select(frame, mode=limit.mode, against=limit.against, tap=limit.tap, part=limit.part)
+def _exceeded(rows: pd.DataFrame, limit: Limit) -> Iterator[Finding]:
     for layer, value in layer_value(rows, limit.metric).items():
         if np.isnan(value) or not limit.exceeded(float(value)):  # not finite: a finding of its own
             continue
