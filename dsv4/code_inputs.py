@@ -5,15 +5,16 @@ the source without importing it: imports at any depth, modules named by a string
 dsv4.run.aba``), and data files named by a string beside the module (``page.html.j2``).
 """
 
-import ast
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
-from dsv4.closure.names import imported, module_file
+from dsv4.closure.names import module_file
+from dsv4.source_names import Kept, may_be_file, may_be_module, names_module
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("dsv4", "kernels")
+KEPT = Path(".snakemake/source_names.json")  # below ROOT: what sources name, see dsv4.source_names
 
 # Files that run only where the plan says so, as file -> {field: values}: an edit reruns just the variants
 # with one of these values, and not the references. A file that is not listed concerns every variant.
@@ -65,6 +66,7 @@ def closure(module: str, without: Collection[str] = (), root: Path | None = None
         new = found.modules - seen - set(without)
         seen |= new
         names += new
+    _kept(ROOT).write()
     return tuple(sorted(files))
 
 
@@ -106,6 +108,11 @@ class _Needs:
 
 
 @cache
+def _kept(root: Path) -> Kept:
+    return Kept(root / KEPT)
+
+
+@cache
 def _needs(module: str, root: Path) -> _Needs:
     path = _module_file(module, root)
     assert path is not None
@@ -115,29 +122,13 @@ def _needs(module: str, root: Path) -> _Needs:
         parent = parent.rpartition(".")[0]
         modules.add(parent)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    try:
-        imports, strings = _named(path.read_text(encoding="utf-8"), package)
-    except SyntaxError as error:
-        error.filename = str(path)
-        raise
-    modules |= imports
-    for text in strings:
-        if "." in text:
+    named = _kept(ROOT).names(path.read_bytes(), package, PACKAGES, str(path))
+    modules.update(named.imports)
+    for text in named.strings:
+        if names_module(text, PACKAGES):
             modules.update(_run_as_main(text, root))
         files.update(_data(path.parent, text, root))
     return _Needs({name for name in modules if _module_file(name, root) is not None}, files)
-
-
-@lru_cache(maxsize=4096)  # the commits of a branch share nearly all of their files
-def _named(source: str, package: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Names in a file of ``package`` that may be modules, from its imports, and its strings."""
-    imports, strings = set[str](), set[str]()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imports.update(imported(node, package.split(".")))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            strings.add(node.value)
-    return frozenset(imports), frozenset(strings)
 
 
 def _run_as_main(module: str, root: Path) -> list[str]:
@@ -146,20 +137,17 @@ def _run_as_main(module: str, root: Path) -> list[str]:
 
 
 def _data(folder: Path, name: str, root: Path) -> Iterator[str]:
-    if not 3 <= len(name) <= 80 or name.endswith(".py") or "\n" in name or "\0" in name:
-        return
     path = folder / name
-    if "." in Path(name).name and path.is_file() and root in path.resolve().parents:
+    if may_be_file(name) and path.is_file() and root in path.resolve().parents:
         yield _relative(path.resolve(), root)
 
 
 @cache
 def _module_file(module: str, root: Path) -> Path | None:
     """Source of a module of the repository, or None."""
-    parts = module.split(".")
-    if parts[0] not in PACKAGES or not all(part.isidentifier() for part in parts):
+    if not may_be_module(module, PACKAGES):
         return None
-    return module_file(root.joinpath(*parts))
+    return module_file(root.joinpath(*module.split(".")))
 
 
 def _relative(path: Path, root: Path) -> str:

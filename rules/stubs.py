@@ -45,6 +45,7 @@ COPIED += [
         "model/config",
         "salvage",
         "schema",
+        "source_names",
         "code_inputs",
         "archived",
         "commits/__init__",
