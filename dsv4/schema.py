@@ -5,6 +5,7 @@ Imports nothing of ours: the configuration and the prompts are read by it.
 
 import math
 from collections.abc import Hashable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,18 @@ def read_yaml(path: Path, schema: str) -> Any:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-02-30
         raise ConfigError(f"{path}: no valid YAML: {' '.join(str(error).split())}") from error
-    rules = yaml.safe_load((RULES / f"{schema}.schema.yaml").read_text(encoding="utf-8"))
-    found = _Validator(rules).iter_errors(content)
+    found = _Validator(_rules(schema)).iter_errors(content)
     worst = best_match(found)
     if worst is not None:
         raise ConfigError(f"{path}: {_explain(worst)}")
     return content
+
+
+@cache
+def _rules(schema: str) -> Any:
+    """Parse a schema: ours, so by libyaml, which is ten times as fast and words errors in another way."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load((RULES / f"{schema}.schema.yaml").read_text(encoding="utf-8"), loader)
 
 
 def _explain(error: jsonschema.ValidationError) -> str:
