@@ -1,6 +1,7 @@
 # Checked configuration, what every stage is given, and what happens before and after a run; no rules.
 import hashlib
 import json
+import os
 import shlex
 import sys
 from functools import cache

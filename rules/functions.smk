@@ -152,9 +152,29 @@ def compared(wildcards):
 
 def status(variant):
     """State in the verdict on a variant; raises towards Snakemake while it is not judged."""
-    verdict = checkpoints.gate.get(variant=variant).output[0]
-    with open(verdict, encoding="utf-8") as file:
-        return json.load(file)["status"]
+    return verdict(variant)["status"]
+
+
+def verdict(variant):
+    """The verdict on a variant; raises towards Snakemake while it is not judged.
+
+    Snakemake asks thousands of times, for every input of every job that waits, each time that a rung is judged.
+    """
+    found = os.stat(gate_file(variant))
+    return read_once(gate_file(variant), found.st_ino, found.st_mtime_ns)
+
+
+@cache
+def gate_file(variant):
+    """Where the verdict is; raises towards Snakemake, and is asked again, until that is there for good."""
+    return checkpoints.gate.get(variant=variant).output[0]
+
+
+@cache
+def read_once(path, inode, time):
+    """A JSON file that is only ever replaced."""
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 def judged(variant):

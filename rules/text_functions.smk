@@ -36,8 +36,7 @@ def has_text(variant):
 def same_bits(wildcards):
     """The parent's text, to be copied where the verdict says that both have the same bits; else nothing."""
     parent = CONFIG.ladder[wildcards.variant].parent
-    with open(checkpoints.gate.get(variant=wildcards.variant).output[0], encoding="utf-8") as file:
-        against = json.load(file).get("vs_parent") or {}
+    against = verdict(wildcards.variant).get("vs_parent") or {}
     if not (parent and has_text(parent) and against.get("bit_equal")):
         return []
     return [f"{RESULTS}/text/{parent}.parquet", f"{RESULTS}/text/{parent}.json"]
