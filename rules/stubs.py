@@ -1,13 +1,18 @@
 """A copy of the workflow whose stages are stubs: the real Snakefile, rules and configuration, no numerics."""
 
+import atexit
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from dsv4.code_inputs import ONLY_WHERE
 from dsv4.config import load
@@ -26,7 +31,10 @@ COPIED += [
     for name in (
         "__init__",
         "__main__",
+        "backend/__init__",
+        "backend/paths",
         "config",
+        "device",
         "engine/__init__",
         "engine/spec",
         "files",
@@ -38,6 +46,7 @@ COPIED += [
         "prompts",
         "preflight",
         "taps",
+        "judge/__init__",
         "judge/limits",
         "judge/onsets",
         "judge/residual_verdict",
@@ -84,6 +93,48 @@ IMPORTS = {
 }
 
 
+class Done(NamedTuple):
+    """A call of Snakemake that ended."""
+
+    returncode: int
+    text: str  # stdout and stderr
+
+
+@cache
+def interpreter():
+    """Return a Python with this one's packages that starts in a third of its time: each job of a stub is a start.
+
+    An environment without the files that an editable install and others let every start run; what is installed so is
+    this project, of which a workflow has its own copy.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="interpreter-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    own = Path(sys.executable).resolve()
+    (folder / "pyvenv.cfg").write_text(f"home = {own.parent}\ninclude-system-site-packages = false\n")
+    (folder / "bin").mkdir()
+    (folder / "bin/python").symlink_to(own)
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    packages.mkdir(parents=True)
+    installed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (packages / "installed.pth").write_text("\n".join(installed))
+    return folder / "bin/python"
+
+
+@cache
+def snakemake():
+    """Return a process that has loaded Snakemake and forks itself for each call."""
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    server = subprocess.Popen(
+        [interpreter(), ROOT / "rules/preloaded.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean,
+    )
+    atexit.register(server.communicate)  # which closes its stdin, and so ends it
+    return server
+
+
 class Workflow:
     """One copy."""
 
@@ -113,7 +164,7 @@ class Workflow:
         content["spine"] = [rung.id for rung in self.ladder.spine()]
         targets = [rung.id for rung in self.ladder] + ([B5] if self.ladder.residuals() else [])
         content["lineage"] = {name: [low.id for low in self.ladder.about(name)] for name in targets}
-        (self.folder / "script.json").write_text(json.dumps(content | changes))
+        (self.folder / "script.txt").write_text(repr(content | changes))
 
     def edit(self, name, old, new):
         """Replace ``old`` in a file; it must be there."""
@@ -128,13 +179,24 @@ class Workflow:
         return clean | {"PYTHONPATH": str(self.folder)}
 
     def run(self, *arguments):
-        """Run Snakemake to its end."""
-        command = [sys.executable, "-m", "snakemake", *arguments]
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        """Run Snakemake to its end, in a process of its own that is forked from one which has loaded it."""
+        output = self.folder / "output.txt"
+        asked = {"arguments": arguments, "folder": str(self.folder), "environment": self.environment}
+        server = snakemake()
+        print(json.dumps(asked | {"output": str(output)}), file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        return Done(status, output.read_text())
+
+    def python(self, *arguments):
+        """Run Python in the copy."""
+        return subprocess.run(
+            [interpreter(), *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        done.text = done.stdout + done.stderr
-        return done
 
     def ran(self):
         """Stages that ran since the last call, stage -> variants."""

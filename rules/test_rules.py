@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from dsv4.code_inputs import closure
 from dsv4.config import load
 from dsv4.judge.limits import limits
-from rules.stubs import Workflow
+from rules.stubs import Workflow, interpreter
 
 BOUND = next(limit for limit in limits() if limit.direction == "max")
 LIMIT = ("return not (value <= self.value", "return not (value <= 0.5 * self.value")
@@ -254,7 +253,7 @@ def start_and_stop(workflow, stage, how):
     workflow.script(sleep={stage: 3})
     with (workflow.folder / "output.txt").open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "snakemake", "P4"],
+            [interpreter(), "-m", "snakemake", "P4"],
             cwd=workflow.folder,
             env=workflow.environment,
             stdout=output,
@@ -281,10 +280,8 @@ def test_kill_leaves_a_lock_that_unlock_removes_once_nothing_lives(workflow):
     locked = workflow.run("P4")
     assert locked.returncode == 1
     assert "cannot be locked" in locked.text
-    command = [sys.executable, "-m", "dsv4", "unlock"]
-    unlocked = subprocess.run(
-        command, cwd=workflow.folder, env=workflow.environment, capture_output=True, text=True, check=True
-    )
+    unlocked = workflow.python("-m", "dsv4", "unlock")
+    assert unlocked.returncode == 0
     assert "lives no more" in unlocked.stderr
     assert workflow.run("P4").returncode == 0
     ran = workflow.ran()
