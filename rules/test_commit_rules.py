@@ -7,10 +7,13 @@ from dsv4.config import load
 from rules.stubs import Workflow
 from rules.test_rules import LIMIT
 
+pytestmark = pytest.mark.xdist_group("branched")  # one worker: the branch is judged once
+RANGE = ("--config", "base=base", "head=main", "--", "commits")
+
 
 @pytest.fixture(scope="module")
 def branched(tmp_path_factory):
-    """Return a workflow whose folder is a repository with a base and two commits on top."""
+    """Return a workflow whose folder is a repository with a base and two commits on top, which were judged."""
     workflow = Workflow(tmp_path_factory.mktemp("branched"))
     repo = Repository.__new__(Repository)
     repo.folder = workflow.folder
@@ -20,16 +23,20 @@ def branched(tmp_path_factory):
     repo.git("tag", "base")
     workflow.shas += [repo.commit("One"), repo.commit("Two", "Audit-Variant: P4")]
     workflow.repo = repo
+    result = workflow.run("commits", "--config", "base=base", "head=main")
+    assert result.returncode == 0, result.text
+    workflow.first = workflow.ran()
     return workflow
 
 
-RANGE = ("--config", "base=base", "head=main", "--", "commits")
+def test_on_two_cores_one_worker_judges_the_branch(request):
+    # Not every pytest lets pytest-xdist group tests; then each worker makes every fixture of the suite anew.
+    if request.config.getoption("loadgroup", False):
+        assert request.node.nodeid.endswith("@branched")
 
 
 def test_a_new_commit_is_one_job_and_nothing_else_runs_again(branched):
-    first = branched.run("commits", "--config", "base=base", "head=main")
-    assert first.returncode == 0, first.text
-    ran = branched.ran()
+    ran = branched.first
     assert ran["audit"] == {*branched.shas, ""}
     assert ran["commits"] == {""}
     rungs = {rung.id for rung in branched.ladder.lineage("B4_head")}
@@ -46,8 +53,6 @@ def test_a_new_commit_is_one_job_and_nothing_else_runs_again(branched):
 
 
 def test_an_edited_judge_judges_again_and_runs_no_reference(branched):
-    branched.run(*RANGE)
-    branched.ran()
     branched.edit("dsv4/judge/limits.py", *LIMIT)
     jobs = {
         "commit": len(branched.shas),
@@ -61,13 +66,11 @@ def test_an_edited_judge_judges_again_and_runs_no_reference(branched):
 
 
 def test_a_foreign_reference_is_compared_before_verdicts_of_commits_are_collected(branched):
-    branched.run(*RANGE)
     branched.edit("config.yaml", "ladder:", "reference: {command: [their_engine], of: plain}\nladder:")
     asked = branched.planned(*RANGE)
     assert {"cross_check", "collect_commits", "enforce_commits"} <= set(asked)
     assert not {"make_reference", "commit"} & set(asked)
     branched.repo.git("checkout", "--quiet", "config.yaml")
-    branched.ran()
 
 
 def test_a_commit_that_fails_ends_in_exit_status_1_and_a_page(branched):
