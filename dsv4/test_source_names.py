@@ -61,10 +61,11 @@ def test_every_module_of_the_tree_needs_what_a_plain_reading_of_it_says(monkeypa
 
 
 def test_names_are_of_our_packages_and_of_files(kept):
+    page = "a_folder/a_page_with_a_long_name.html.j2"
     source = (
-        "from . import b\nimport os, kernels.op.ref\nx = 'dsv4.e', 'page.html', 'dsv4', 'a.py', 'no suffix'"
+        f"from . import b\nimport os, kernels.op.ref\nx = 'dsv4.e', '{page}', 'dsv4', 'a.py', 'no suffix'"
     )
-    expected = Names(["dsv4.run", "dsv4.run.b", "kernels.op.ref"], ["dsv4.e", "page.html"])
+    expected = Names(["dsv4.run", "dsv4.run.b", "kernels.op.ref"], [page, "dsv4.e"])
     assert names(kept, source) == expected == names(kept, source)
 
 
