@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dsv4.closure import names as import_names
 from dsv4.closure.names import imported
-from dsv4.files import temporary_name
+from dsv4.files import WriteError, write_json
 
 MOST = 4000  # sources that are kept: those of several trees, for commits have their own
 # What was found by other code is not taken: by these two files, on this version of Python.
@@ -95,19 +95,12 @@ class Kept:
 
     def write(self) -> None:
         """Keep what is new. Of two processes that write at once the last one's file stays; both are right."""
-        if not (
-            self._new and self.path.parent.is_dir()
-        ):  # a folder in which no Snakemake works is left alone
+        if not self._new or not self.path.parent.is_dir():  # where no Snakemake works nothing is left behind
             return
         self._new = False
         found = self._found if len(self._found) <= MOST else {}
-        temporary = temporary_name(self.path)
-        with suppress(OSError):  # a read-only tree: the next start reads all again
-            try:
-                temporary.write_text(json.dumps({"reader": READER, "found": found}), encoding="utf-8")
-                temporary.replace(self.path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with suppress(WriteError):  # a read-only tree: the next start reads all again
+            write_json(self.path, {"reader": READER, "found": found})
 
 
 def _load(path: Path) -> dict[str, Names]:
