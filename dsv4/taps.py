@@ -167,6 +167,9 @@ TAPS: tuple[Tap, ...] = (
 )
 
 BY_NAME: dict[str, Tap] = {tap.name: tap for tap in TAPS}
+RESIDUAL = tuple(
+    tap.name for tap in TAPS if tap.stage in ("attn_mix", "moe_mix")
+)  # the streams X, twice a layer
 STAGES: tuple[str, ...] = tuple(dict.fromkeys(tap.stage for tap in TAPS))
 
 

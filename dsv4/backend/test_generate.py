@@ -33,12 +33,12 @@ def test_captured_steps_give_the_text_of_passes_and_whole_caches(accelerator, mo
     monkeypatch.setattr(model, "captured", lambda *given: made.append(capture(*given)) or made[-1])
     found = {}
     for model.captures in (False, True):
-        asked = [Request(tokens=TOKENS[:n].tolist(), budget=budget) for n, budget in ((3, 5), (2, 2), (1, 4))]
+        asked = [Request(tokens=TOKENS[:n].tolist(), budget=budget) for n, budget in ((3, 3), (2, 2))]
         ended = generate(model, tokenizer, asked)
         read_on = model.forward(
             [one.cache for one in ended], [torch.tensor(one.tokens[-1:]) for one in ended]
         )
         found[model.captures] = [one.tokens for one in ended], read_on
-    assert [one is None for one in made] == [True] * 3 + [False] * 3  # once for each set of sequences
+    assert [one is None for one in made] == [True] * 2 + [False] * 2  # once for each set of sequences
     assert found[True][0] == found[False][0]
     assert torch.equal(found[True][1], found[False][1])

@@ -85,6 +85,7 @@ class Texts:
             frame["top1"] = True
             frame["nll"] = frame["nll_trained"] = 0.5
             frame["margin"] = frame["margin_trained"] = 6.0
+            frame["residual_absmax"] = np.float32(80.0) + frame["step"].astype(np.float32) % 7
             frames.append(frame)
         return pd.concat(frames, ignore_index=True)
 
@@ -115,6 +116,7 @@ class Texts:
         account |= {"forced_through": "prefill", "free": "decode" if free else None}
         account |= {"seconds": {"forced": 1.0, "free": 2.0 if free else None}, "tokens_per_second": 9.0}
         account |= {"commit": "abc", "dirty": False, "plan": flatten(variant.plan), "prompts": prompts}
+        account["residual_absmax"] = [80.0, 86.0]
         write_json(self.folder / f"{name}.json", account | head)
         frame = self.table() if table is None else table
         write_parquet(self.folder / f"{name}.parquet", pa.Table.from_pandas(frame, preserve_index=False))

@@ -24,7 +24,7 @@ from dsv4.judge.mixing import mixing
 from dsv4.judge.onsets import asked_by, onsets
 from dsv4.judge.repetition import texts_of
 from dsv4.judge.residual_verdict import FILE, Found, Tried, decide
-from dsv4.judge.streams import lines, peaks, step_peaks
+from dsv4.judge.streams import lines, peaks, step_peaks, text_peaks, text_step_peaks
 from dsv4.judge.summary import number
 from dsv4.judge.text_change import paired_change
 from dsv4.judge.text_files import Text
@@ -83,13 +83,21 @@ class Audit:
         return Tried(rung.id, rung.plan.residual, kl, _change(own, below), onsets(own.head))
 
     def layer_peaks(self) -> list[float]:
-        """Max abs X by layer in the free runs of all judged rungs."""
+        """Max abs X by layer in the free runs of all judged rungs, and along the texts of those that passed."""
         paths = [self.results / "metrics" / f"{name}.parquet" for name in self.states]
-        return peaks(read_notes(path) for path in paths if path.exists())
+        found = [peaks(read_notes(path) for path in paths if path.exists()), text_peaks(self.texts.values())]
+        both = [by_layer for by_layer in found if by_layer]
+        return [float(peak) for peak in np.max(both, axis=0)] if both else []
 
     def step_peaks(self) -> list[float]:
-        """Max abs X by decode step, of the highest judged rung that the A/B stands on; empty if a dump is refused."""
+        """Max abs X by step, of the highest judged rung that the A/B stands on; empty if a dump is refused.
+
+        Along the reference's texts where that rung was forced along them, else in the decode steps of its dumps.
+        """
         line = self.config.ladder.lineage(self.parent.id) if self.parent else []
+        forced = next((rung.id for rung in reversed(line) if rung.id in self.texts), None)
+        if forced:
+            return text_step_peaks(self.texts[forced])
         name = next((rung.id for rung in reversed(line) if rung.id in self.states), None)
         try:
             return step_peaks(sorted((self.results / "variants" / name).glob("*.h5"))) if name else []

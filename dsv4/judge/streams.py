@@ -9,9 +9,8 @@ import numpy as np
 
 from dsv4.dump import DumpReader
 from dsv4.judge.measure import Notes
-from dsv4.taps import BY_NAME, MODEL
-
-TAPS = tuple(tap for tap in BY_NAME.values() if tap.stage in ("attn_mix", "moe_mix"))
+from dsv4.judge.text_files import Text
+from dsv4.taps import MODEL, RESIDUAL
 
 
 def bf16_ulp(value: float) -> float:
@@ -29,6 +28,22 @@ def peaks(notes: Iterable[Notes]) -> list[float]:
     entries = [entry for each in notes for entry in each.exercised.values()]
     found = [entry["residual_absmax"] for entry in entries if entry.get("residual_absmax")]
     return [float(value) for value in np.max(found, axis=0)] if found else []
+
+
+def text_peaks(texts: Iterable[Text]) -> list[float]:
+    """Max abs X by layer along the reference's texts, over rungs; NaN where one was not finite, empty of none."""
+    found = [
+        [math.nan if peak is None else peak for peak in text.head["residual_absmax"]]
+        for text in texts
+        if text.head["residual_absmax"]
+    ]
+    return [float(value) for value in np.max(found, axis=0)] if found else []
+
+
+def text_step_peaks(text: Text) -> list[float]:
+    """Max abs X by step of the reference's texts, over layers, both sites and prompts."""
+    by_step = text.table.groupby("step")["residual_absmax"]
+    return [float(rows.max(skipna=False)) for _, rows in by_step]
 
 
 def step_peaks(dumps: Iterable[Path]) -> list[float]:
@@ -56,9 +71,9 @@ def step_peaks(dumps: Iterable[Path]) -> list[float]:
 def _decode_streams(dump: DumpReader) -> Iterable[np.ndarray]:
     for layer in dump.layers("isolated", "decode"):
         if layer != MODEL:
-            for tap in TAPS:
-                if dump.has("isolated", "decode", layer, tap.name):
-                    yield dump.get("isolated", "decode", layer, tap.name)
+            for tap in RESIDUAL:
+                if dump.has("isolated", "decode", layer, tap):
+                    yield dump.get("isolated", "decode", layer, tap)
 
 
 def _by_row(values: np.ndarray) -> np.ndarray:

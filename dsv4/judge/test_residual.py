@@ -195,6 +195,22 @@ def test_steps_and_mixing_come_from_dumps(run):
     assert not found["mixing"]["non_expansive"]  # these combs are Gaussian
 
 
+def test_along_a_text_the_residual_is_looked_at_in_every_step(run):
+    table = run.texts.table()
+    table.loc[at_step(table, "chat", 9), "residual_absmax"] = 270.0
+    table.loc[at_step(table, "code", 11), "residual_absmax"] = np.nan
+    run.passed("B4_head")
+    run.texts.rung("B4_head", table, residual_absmax=[310.0, 90.0])
+    found = run.judged()
+    assert [row["absmax"] for row in found["by_layer"]] == [310.0, 400.0]  # the free runs' are 300 and 400
+    assert len(found["by_step"]) == table["step"].max() + 1
+    assert [found["by_step"][step]["absmax"] for step in (8, 9, 11)] == [81.0, 270.0, None]
+
+
+def at_step(table, prompt, step):
+    return (table["prompt"] == prompt) & (table["step"] == step)
+
+
 def test_verdicts_of_the_ab_count_in_all_where_a_text_asks(run):
     run.text("B4_head", own=40, reference=100)
     run.passed("B5_all")

@@ -151,7 +151,7 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("prompt", "kind", "token_class"), "O"),
     **dict.fromkeys(("step", "token", "top"), "i"),
     "top1": "b",
-    **dict.fromkeys(VALUES, "f"),
+    **dict.fromkeys((*VALUES, "residual_absmax"), "f"),
 }  # column -> kind of its NumPy dtype; O: text
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsv4.model.cache import SequenceCache
-from dsv4.model.transformer import Transformer
+from dsv4.model.transformer import Probe, Transformer, unchanged
 
 CHUNK = 512  # rows a pass; what a pass holds at a time grows with them, its logits of every row most of all
 
@@ -42,7 +42,11 @@ def prefill(
 
 
 def read(
-    model: Transformer, caches: Sequence[SequenceCache], prompts: Sequence[Tensor], chunk: int = CHUNK
+    model: Transformer,
+    caches: Sequence[SequenceCache],
+    prompts: Sequence[Tensor],
+    chunk: int = CHUNK,
+    probe: Probe = unchanged,
 ) -> Iterator[tuple[Cut, Tensor]]:
     """Append every prompt to its cache, pass by pass.
 
@@ -57,6 +61,7 @@ def read(
     prompts : token ids (T_i,) int64, one or more each.
     chunk : int
         Most rows of a pass, of all sequences together. A longer prompt takes several.
+    probe : see :meth:`dsv4.model.transformer.Transformer.forward`; its rows are in the order of ``cut``.
 
     Yields
     ------
@@ -74,7 +79,7 @@ def read(
     model.check(caches, prompts)
     for cut in passes([len(prompt) for prompt in prompts], chunk):
         taken = [caches[sequence] for sequence, _ in cut]
-        yield cut, model.forward(taken, [prompts[sequence][rows] for sequence, rows in cut])
+        yield cut, model.forward(taken, [prompts[sequence][rows] for sequence, rows in cut], probe)
 
 
 def passes(lengths: Sequence[int], chunk: int) -> Iterator[Cut]:

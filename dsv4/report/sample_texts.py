@@ -120,6 +120,7 @@ def document(variant: Variant, above: Sequence[str]) -> dict[str, Any]:
         "free": "decode" if variant.spine else None,
         "same_bits_as": "B0" if variant.id == "B1a" else None,
         "logit_rms": 0.004,
+        "residual_absmax": [38.0, 44.0],
         "seconds": SECONDS if variant.spine else SECONDS | {"free": None},
         "tokens_per_second": 52.0 if variant.spine else None,
         "commit": "0b6ca0d4c1",
@@ -155,6 +156,7 @@ def forced(variant: str, text: dict[str, Any]) -> pd.DataFrame:
         nll_trained=0.3,
         margin=draw.gamma(2, 2, count),
         margin_trained=draw.gamma(2, 2, count),
+        residual_absmax=(40 + frame["step"] % 5).astype("float32"),
     )
 
 

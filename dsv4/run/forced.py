@@ -12,11 +12,12 @@ from torch import Tensor
 from dsv4.generate.token_class import token_class
 from dsv4.logits import kl_nats, log_softmax
 from dsv4.model.prefill import CHUNK, read
-from dsv4.model.transformer import Transformer
+from dsv4.model.transformer import Layer, Probe, Transformer, unchanged
 from dsv4.prompts import PromptTokenizer
+from dsv4.taps import RESIDUAL
 from dsv4.text_dump import ROWS, TextReader
 
-Rows = Iterator[tuple[str, int, Tensor]]
+Rows = Iterator[tuple[str, int, Tensor, slice]]
 
 
 def forced_rows(
@@ -24,6 +25,7 @@ def forced_rows(
     prompts: Mapping[str, Sequence[int]],
     texts: Mapping[str, Sequence[int]],
     chunk: int = CHUNK,
+    probe: Probe = unchanged,
 ) -> Rows:
     """Read prompts with their texts through prefill, all in one batch of several passes.
 
@@ -32,7 +34,7 @@ def forced_rows(
     model : Transformer
     prompts : id -> its token ids.
     texts : id -> the tokens that stand behind it; of a text without any nothing is read.
-    chunk : rows of a pass, see :func:`dsv4.model.prefill.read`.
+    chunk, probe : see :func:`dsv4.model.prefill.read`.
 
     Yields
     ------
@@ -41,18 +43,43 @@ def forced_rows(
         Of the first row's token in the text.
     logits : (r, V) FP32 on the CPU
         Row i is what chooses the text's token ``step + i``. A text's rows come in order, and texts one after the other.
+    at : slice
+        Where these rows are in the pass that was the last one.
     """
     names = [name for name, tokens in texts.items() if tokens]
     if not names:
         return
     sequences = [torch.tensor([*prompts[name], *texts[name][:-1]], dtype=torch.int64) for name in names]
-    for cut, logits in read(model, [model.new_cache() for _ in names], sequences, chunk):
-        parts = logits.split([rows.stop - rows.start for _, rows in cut])
-        for (sequence, rows), part in zip(cut, parts, strict=True):
+    for cut, logits in read(model, [model.new_cache() for _ in names], sequences, chunk, probe):
+        end = 0
+        for sequence, rows in cut:
+            end += rows.stop - rows.start
             last = len(prompts[names[sequence]]) - 1  # the prompt's last row chooses the first token
             if rows.stop > last:
                 first = max(rows.start, last)
-                yield names[sequence], first - last, part[first - rows.start :].cpu()
+                at = slice(end - (rows.stop - first), end)
+                yield names[sequence], first - last, logits[at].cpu(), at
+
+
+class Peaks:
+    """Probe of the residual's magnitude: max abs X of a pass's rows, by layer, both sites of a block."""
+
+    def __init__(self) -> None:
+        self._largest: dict[tuple[Layer, str], Tensor] = {}
+
+    def __call__(self, layer: Layer, name: str, value: Any) -> Any:
+        """See :data:`dsv4.model.transformer.Probe`; streams are (T, N, D)."""
+        if name in RESIDUAL:
+            self._largest[layer, name] = value.abs().amax((1, 2)).float().cpu()
+        return value
+
+    def of(self, rows: slice) -> np.ndarray:
+        """Rows of the last pass, a column a layer: (r, L) FP32."""
+        sites = [
+            torch.stack([peak[rows] for (_, name), peak in self._largest.items() if name == site], 1)
+            for site in RESIDUAL
+        ]
+        return torch.stack(sites).amax(0).numpy()
 
 
 @dataclass(kw_only=True)
@@ -65,12 +92,14 @@ class Forced:
     squares, count : sum of squares of logit differences, each row's mean difference taken off, for a common shift
         chooses no token; and how many there are.
     kept : id -> step, and the rung's logits (V,) FP32 and the reference's of it; of each text one step at most.
+    by_layer : max abs X of each layer over all forced positions; empty of none.
     """
 
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SCHEMA.names})
     squares: float = 0.0
     count: int = 0
     kept: dict[str, tuple[int, np.ndarray, np.ndarray]] = field(default_factory=dict)
+    by_layer: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @property
     def rms(self) -> float:
@@ -97,6 +126,7 @@ SCHEMA = pa.schema(
         ("nll_trained", pa.float64()),
         ("margin", pa.float64()),
         ("margin_trained", pa.float64()),
+        ("residual_absmax", pa.float32()),
     ]
 )
 
@@ -124,9 +154,12 @@ def force(
     Forced
         A row that is not finite has a KL, a likelihood and a margin of NaN; its ``top`` is the first such token.
     """
-    found, texts = Forced(), reference.texts
+    found, texts, peaks = Forced(), reference.texts, Peaks()
     tokens = {name: text.tokens for name, text in texts.items()}
-    for name, first, logits in forced_rows(model, prompts, tokens):
+    for name, first, logits, at in forced_rows(model, prompts, tokens, probe=peaks):
+        largest = peaks.of(at)
+        found.columns["residual_absmax"].extend(largest.max(1))
+        found.by_layer = np.maximum(largest.max(0), found.by_layer) if len(found.by_layer) else largest.max(0)
         for start in range(0, len(logits), ROWS):
             test = logits[start : start + ROWS].numpy()
             steps = np.arange(first + start, first + start + len(test))
@@ -145,8 +178,8 @@ def force(
             found.count += apart.size
             asked = steps == keep.get(name, -1) if keep is not None else ~measures["top1"]
             if name not in found.kept and asked.any():
-                at = int(asked.argmax())
-                found.kept[name] = int(steps[at]), test[at].copy(), truth[at]
+                row = int(asked.argmax())
+                found.kept[name] = int(steps[row]), test[row].copy(), truth[row]
     return found
 
 

@@ -40,8 +40,8 @@ def test_the_references_text_is_its_greedy_continuation_with_the_logits_that_cho
 
 def test_a_prefill_that_is_not_the_decode_is_refused(setup, tmp_path, monkeypatch):
     def other(*given):
-        for name, step, logits in stage_rows(*given):
-            yield name, step, -logits
+        for name, step, logits, at in stage_rows(*given):
+            yield name, step, -logits, at
 
     from dsv4.run import text_reference
 
@@ -59,10 +59,14 @@ def test_forced_rows_are_those_of_single_forward_passes(setup):
     found, logits = texts(setup)
     rows = table.to_pylist()
     assert len(rows) == sum(len(text.tokens) for text in found.values())
-    at, squares = 0, []
+    at, squares, by_layer = 0, [], []
     for name, text in found.items():
         tokens = torch.tensor([*setup.texts[name], *text.tokens[:-1]])
-        own = model.forward([model.new_cache()], [tokens])[-len(text.tokens) :].double().numpy()
+        streams = {}
+        own = model.forward([model.new_cache()], [tokens], kept_in(streams))[-len(text.tokens) :]
+        own = own.double().numpy()
+        largest = torch.stack([x[-len(text.tokens) :].abs().flatten(1).amax(1) for x in streams.values()])
+        by_layer.append(largest.amax(1).unflatten(0, (-1, 2)).amax(1))
         truth = logits[name].astype(np.float64)
         p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (truth, own))
         for step, token in enumerate(text.tokens):
@@ -72,12 +76,25 @@ def test_forced_rows_are_those_of_single_forward_passes(setup):
             assert row["nll"] == pytest.approx(-np.log(q[step, token]), abs=1e-12)
             assert row["nll_trained"] == pytest.approx(-np.log(p[step, token]), abs=1e-12)
             assert (row["top"], row["top1"]) == (own[step].argmax(), own[step].argmax() == token)
+            assert row["residual_absmax"] == largest[:, step].max()
             for column, values in (("margin", own[step]), ("margin_trained", truth[step])):
                 assert row[column] == np.sort(values)[-1] - np.sort(values)[-2]
         squares.append(np.square((own - truth) - (own - truth).mean(-1, keepdims=True)))
     assert min(row["kl_nats"] for row in rows) > 0  # the rung rounds, the reference does not
     rms = np.sqrt(np.concatenate(squares).mean())
     assert content["logit_rms"] == pytest.approx(rms, rel=1e-12)
+    assert content["residual_absmax"] == torch.stack(by_layer).amax(0).tolist()
+
+
+def kept_in(streams):
+    """Probe that keeps the residual, twice a layer, in order."""
+
+    def probe(layer, name, value):
+        if name in ("streams_mid", "streams"):
+            streams[layer, name] = value
+        return value
+
+    return probe
 
 
 def test_own_texts_are_those_of_one_prompt_at_a_time(setup):

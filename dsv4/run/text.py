@@ -77,6 +77,7 @@ def write_text(setup: Setup, variant: Variant, *, forced_only: bool = False) -> 
         setup.results / "text" / f"{variant.id}.json",
         _header(variant)
         | _origin(setup, variant, own, seconds, forced.rms)
+        | {"residual_absmax": [float(peak) if math.isfinite(peak) else None for peak in forced.by_layer]}
         | {"free": (DRAFTED if model.row_alone else FREE) if own else None, "prompts": prompts},
     )
 

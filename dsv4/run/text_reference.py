@@ -54,7 +54,7 @@ def write_text_reference(setup: Setup) -> None:
         for name, text in texts.items():
             writer.text(name, text, setup.checkpoint.config.vocab_size)
         tokens = {name: text.tokens for name, text in texts.items()}
-        for name, step, logits in forced_rows(model, setup.texts, tokens):
+        for name, step, logits, _ in forced_rows(model, setup.texts, tokens):
             chosen = torch.tensor(tokens[name][step : step + len(logits)])
             if bool((other := greedy(logits) != chosen).any()):
                 raise RuntimeError(
