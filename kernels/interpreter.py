@@ -8,6 +8,7 @@ other than casts and dots (widen to FP32 first), and inline assembly.
 """
 
 import os
+from functools import cache
 
 import torch
 
@@ -102,6 +103,31 @@ def _replace_conversions() -> None:
     builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
     _let_numbers_bound_loops(interpreter)
+    _name_types_once(interpreter)
+
+
+def _name_types_once(interpreter) -> None:  # noqa: ANN001 - Triton's module
+    """Every value has a shape, and every shape a type with a name, made anew each time: a third of a kernel's time."""
+    core = interpreter.tl.core
+    type_of, known = core._type_for_tuple_values, {}
+
+    def type_for(values, fields=None):  # noqa: ANN001, ANN202 - Triton's own signature
+        sizes = tuple([one.value if type(one) is core.constexpr else one for one in values])
+        if fields is not None or not all(type(size) is int for size in sizes):
+            return type_of(values, fields)
+        if sizes not in known:
+            known[sizes] = type_of(values, fields)
+        return known[sizes]
+
+    array_type_of = interpreter._get_np_dtype
+    scalars_array_type = cache(array_type_of)
+
+    def array_type_for(dtype):  # noqa: ANN001, ANN202 - the interpreter's own signature
+        scalar = dtype.scalar
+        return array_type_of(dtype) if isinstance(scalar, core.pointer_type) else scalars_array_type(scalar)
+
+    core._type_for_tuple_values = type_for
+    interpreter._get_np_dtype = array_type_for
 
 
 def _let_numbers_bound_loops(interpreter) -> None:  # noqa: ANN001 - Triton's module
@@ -124,10 +150,14 @@ def _patch_language_once_a_launch() -> None:
     patch_language, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     patched = set()
 
-    def patch(fn):  # noqa: ANN001, ANN202 - the interpreter's own signature
-        languages = (interpreter.tl, interpreter.tl.core)
+    @cache
+    def languages(fn):  # noqa: ANN001, ANN202 - a function
+        both = (interpreter.tl, interpreter.tl.core)
         modules = [value for value in fn.__globals__.values() if inspect.ismodule(value)]
-        found = frozenset(module.__name__ for module in modules if module in languages)
+        return frozenset(module.__name__ for module in modules if module in both)
+
+    def patch(fn):  # noqa: ANN001, ANN202 - the interpreter's own signature
+        found = languages(fn)
         if found in patched:
             return interpreter._LangPatchScope()
         patched.add(found)
