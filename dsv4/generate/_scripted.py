@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dsv4.generate.batch import Request
+from dsv4.model.transformer import Probe, unchanged
 from dsv4.prompts import PromptTokenizer
 
 NANO = Path(__file__).parents[2] / "data/nano"
@@ -49,7 +50,9 @@ class Scripted:
     def captured(self, caches: Sequence[ReadCache], most: int) -> None:
         """No step is captured."""
 
-    def forward(self, caches: Sequence[ReadCache], chunks: Sequence[Tensor]) -> Tensor:
+    def forward(
+        self, caches: Sequence[ReadCache], chunks: Sequence[Tensor], probe: Probe = unchanged
+    ) -> Tensor:
         """Logits (sum t_i, 320) FP32: 1 for the script's next token."""
         self.batches.append([len(chunk) for chunk in chunks])
         rows = []

@@ -63,7 +63,7 @@ def test_logits_that_are_not_finite_end_their_text_alone():
     model = Scripted({"a": b"abcd", "b": [*b"abcd", END]})
     forward = model.forward
 
-    def broken(caches, chunks):
+    def broken(caches, chunks, *probe):
         logits = forward(caches, chunks)
         if len(caches) > 1 and caches[0].length == 3:
             logits[0, 5] = torch.nan

@@ -104,7 +104,7 @@ def test_logits_that_are_not_finite_inside_a_draft_end_the_text_there():
     model = Scripted({"q": [*LINE, END]})
     forward = model.forward
 
-    def broken(caches, chunks):
+    def broken(caches, chunks, *probe):
         logits = forward(caches, chunks)
         first = caches[0].length - len(chunks[0])
         if first < 40 <= caches[0].length:
