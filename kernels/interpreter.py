@@ -87,14 +87,6 @@ def _replace_conversions() -> None:
             odd = np.where((error != 0) & np.isfinite(error) & even, beside, total)
             return interpreter.TensorHandle(odd.astype(np.float32), x.dtype.scalar)
 
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch(tensor, scope):  # noqa: ANN001, ANN202 - the interpreter's own signature
-        patch_tensor(tensor, scope)
-        # a scalar is an array of one element, which numpy >= 2.4 no longer takes for a loop's bound
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch
     _patch_language_once_a_launch()
     builder = interpreter.InterpreterBuilder
     interpreter._convert_float = convert

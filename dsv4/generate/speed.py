@@ -176,6 +176,7 @@ def heading(found: Mapping[str, Any]) -> str:
     """What was measured, with device, date, versions and command, and a Markdown table's first two lines."""
     versions_ = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return (
+        "# Generation: tokens a second\n\n"
         f"{found['rung']} on {found['device']} ({found['backend']}), {found['date']}, commit {found['commit'][:7]},"
         f" {versions_}; prompts of {', '.join(map(str, found['prompts']))} tokens; tokens a second, median"
         f" (quartiles) of {found['rounds']} runs in turns; `python -m dsv4.generate.speed`\n\n"
