@@ -120,7 +120,8 @@ def _living(folder: Path, name: str) -> dict[int, str]:
     found = {}
     for process in psutil.process_iter():
         try:
-            words = process.cmdline()[:4]  # python -m dsv4.run.variant, python /path/snakemake, snakemake
+            # python -m dsv4.run.variant, python -IS rules/fork_client.py -m dsv4.run.variant, python /path/snakemake
+            words = process.cmdline()[:5]
             inside = process.pid not in own and any(Path(word).name.startswith(name) for word in words)
             if inside and Path(process.cwd()).resolve() == folder.resolve():
                 found[process.pid] = " ".join(process.cmdline())

@@ -2,6 +2,7 @@
 import hashlib
 import json
 import os
+import secrets
 import shlex
 import sys
 from functools import cache
@@ -45,13 +46,16 @@ except (configuration.ConfigError, LimitError) as error:
 
 # Stages run under Snakemake's own interpreter, also when its environment is not activated. What all of them take
 # comes as shell variables: a param would rerun everything when a file is only called by another name.
+# `python -m …` is a fork of a process that has loaded torch, pandas and the like (onstart, below), or where there is
+# none Python itself. Of a fork Snakemake's benchmark sees the wall time; its memory and CPU time are the client's.
 shell.prefix(
     "set -euo pipefail;"  # Snakemake's own prefix, which this one replaces
     f" PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH;"
     # glibc gives large blocks back at once and takes them again: a fifth of a stage's time in page faults.
     " export MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=2000000000;"
     f" config={shlex.quote(str(CONFIG.path))}; results={RESULTS};"
-    f" commits=({shlex.join(CONFIG.commits.words)}); "
+    f" commits=({shlex.join(CONFIG.commits.words)});"
+    ' python() ( exec python -IS rules/fork_client.py "$@" ); '
 )
 
 
@@ -66,6 +70,9 @@ onstart:
         workflow.scheduler.job_rate_limiter = None
     preflight.check_disk(Path(RESULTS))
     preflight.point_latest(Path(RESULTS))
+    if sys.platform == "linux":
+        os.environ.update(DSV4_FORK_SERVER=f"dsv4-{os.getpid()}-{secrets.token_hex(4)}")
+        shell('command python -P rules/fork_server.py "$DSV4_FORK_SERVER" $PPID || true')
 
 
 onerror:
