@@ -1,6 +1,5 @@
 """A small audit of nano for every folder's tests: two short prompts, few rows, references on disk once a session."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,16 +7,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "data/nano/heldout.txt").read_text(encoding="utf-8")
-
-
-@contextmanager
-def unpacked():
-    """Write dumps as they are: packing takes half of a write, and test_dump.py looks at it."""
-    from dsv4 import dump
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dump, "PACK_FROM", 2**62)
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +47,6 @@ def nano_audit(tmp_path_factory):
         tokens={name: tokenizer.encode(prompt) for name, prompt in prompts.items()},
         prompts=prompts,
     )
-    with unpacked():
-        write_trained(setup)
-        write_plain(setup)
+    write_trained(setup)
+    write_plain(setup)
     return setup

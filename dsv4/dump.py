@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 import h5py
 import numpy as np
 
+from dsv4 import hdf5
 from dsv4.dump_reader import DTYPES, KINDS, LINKS, REQUIRED, SCHEMA, DumpReader
 from dsv4.files import cannot_write, remove_stale, temporary_name
 from dsv4.stored import (
@@ -63,16 +64,6 @@ def _stored(array: np.ndarray, dtype: str, where: str) -> np.ndarray:
     if array.dtype != DTYPES[dtype]:
         raise ValueError(f"{where}: {array.dtype} array for dtype {dtype!r}; convert it where it is made")
     return np.ascontiguousarray(array)
-
-
-PACK_FROM = 4096  # bytes; smaller datasets are stored as they are
-
-
-def _packing(stored: np.ndarray) -> dict[str, Any]:
-    """Lossless packing of a dataset: bytes of equal weight together, then deflate; small ones as they are."""
-    if stored.nbytes < PACK_FROM:
-        return {}
-    return {"chunks": stored.shape, "shuffle": True, "compression": "gzip", "compression_opts": 1}
 
 
 class DumpWriter:
@@ -190,10 +181,10 @@ class DumpWriter:
             ):
                 self._link(reader.source(mode, phase, layer, tap), where, stored, attrs)
                 return
-        dataset = self._group(where).create_dataset(tap, data=stored, **_packing(stored))
-        dataset.attrs["dtype"] = dtype
+        dataset = hdf5.write(self._group(where), tap, stored)
+        hdf5.set_text(dataset, "dtype", dtype)
         for name, value in (attrs or {}).items():
-            dataset.attrs[name] = np.asarray(value)
+            hdf5.set_number(dataset, name, np.asarray(value))
 
     def _group(self, where: str) -> h5py.Group:
         """Group of a dataset, made if there is none."""

@@ -2,13 +2,14 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import h5py
 import numpy as np
 
+from dsv4 import hdf5
 from dsv4.stored import DumpError, content_sha256, file_sha256, from_bf16_bits, sidecar
 from dsv4.taps import BY_NAME, MODEL, MODES
 
@@ -29,6 +30,7 @@ class DumpReader:
     expect : file attributes that must have these values, e.g. ``checkpoint`` and ``prompt``.
     verify : check the whole-file hash (off only for files reached through a hashed link).
     keep : keep in memory what was read, for readers that come back to it.
+    beside : dumps that are open already; what this one links to in them is read through them.
 
     Raises
     ------
@@ -37,14 +39,24 @@ class DumpReader:
     """
 
     def __init__(
-        self, path: Path, expect: Mapping[str, Any] | None = None, *, verify: bool = True, keep: bool = False
+        self,
+        path: Path,
+        expect: Mapping[str, Any] | None = None,
+        *,
+        verify: bool = True,
+        keep: bool = False,
+        beside: Sequence["DumpReader"] = (),
     ) -> None:
         self.path, self._keep = Path(path), keep
         self._groups: dict[str, frozenset[str]] = {}
         self._rows: dict[str, np.ndarray] = {}
         self._kept: dict[str, np.ndarray] = {}
         self._notes: dict[str, dict[str, Any]] = {}
+        self._sources: dict[str, tuple[Path, str]] = {}
+        self._targets: dict[bytes, Path] = {}  # what links name -> one Path a file
+        self._absolutes: dict[Path, str] = {}
         self._linked: dict[Path, DumpReader] = {}
+        self._beside = {other._absolute(other.path): other for other in beside}
         if verify:
             self._verify()
         try:
@@ -83,9 +95,10 @@ class DumpReader:
         self.close()
 
     def close(self) -> None:
-        """Close this file and those it links to."""
+        """Close this file and those it links to, but for those beside it."""
         for reader in self._linked.values():
-            reader.close()
+            if reader not in self._beside.values():
+                reader.close()
         self._file.close()
 
     def mode(self, mode: str) -> str:
@@ -95,14 +108,14 @@ class DumpReader:
     def _names(self, group: str) -> frozenset[str]:
         """Names in a group, none if there is no such group; listed once (HDF5 lists slowly)."""
         if group not in self._groups:
-            self._groups[group] = frozenset(self._file.get(group, ()))
+            self._groups[group] = frozenset(hdf5.names(self._file, group))
         return self._groups[group]
 
     def _positions(self, name: str) -> np.ndarray:
         if name not in self._rows:
             group, dataset = name.rsplit("/", 1)
             here = dataset in self._names(group)
-            self._rows[name] = _read(self._file, name) if here else np.empty(0, np.int64)
+            self._rows[name] = hdf5.read(self._file, name) if here else np.empty(0, np.int64)
         return self._rows[name]
 
     def rows(self, mode: str, phase: str) -> np.ndarray:
@@ -126,20 +139,31 @@ class DumpReader:
     def raw(self, mode: str, phase: str, layer: int | str, tap: str) -> np.ndarray:
         """One tap as stored: BF16 as uint16."""
         where = f"{self.mode(mode)}/{phase}/{layer}/{tap}"
-        if where in self._kept:
-            return self._kept[where]
+        if f"/{where}" in self._kept:
+            return self._kept[f"/{where}"]
         if not self.has(mode, phase, layer, tap):
             raise DumpError(f"{self.path}: no {where}; {self.attrs['variant']} did not dump it")
         source, path = self.source(mode, phase, layer, tap)
-        found = _read(self._file, path) if source == self.path else self._through(source, path, where)
+        if source is self.path:
+            return self._own(path)
+        found = self._through(source, path, where)
         if self._keep:
-            self._kept[where] = found
+            self._kept[f"/{where}"] = found
+        return found
+
+    def _own(self, path: str) -> np.ndarray:
+        """Dataset of this very file."""
+        if path in self._kept:
+            return self._kept[path]
+        found = hdf5.read(self._file, path)
+        if self._keep:
+            self._kept[path] = found
         return found
 
     def _through(self, source: Path, path: str, where: str) -> np.ndarray:
         """Dataset that a link names, if it still holds what it held when the link was made."""
         try:
-            found = _read(self._follow(source)._file, path)
+            found = self._follow(source)._own(path)
         except KeyError:
             found = None
         if found is None or content_sha256(found) != self._link_note(where)["sha256"]:
@@ -160,27 +184,40 @@ class DumpReader:
     def dataset_attrs(self, mode: str, phase: str, layer: int | str, tap: str) -> dict[str, Any]:
         """Attributes of one tap: ``dtype`` and what the writer added."""
         source, path = self.source(mode, phase, layer, tap)
-        file = self._file if source == self.path else self._follow(source)._file
+        file = self._file if source is self.path else self._follow(source)._file
         dataset = h5py.h5d.open(file.id, path.encode())
         dtype = {"dtype": _NAMES[dataset.dtype]}
-        if source == self.path:
-            return _numbers(dataset) | dtype
+        if source is self.path:
+            return hdf5.numbers(dataset) | dtype
         note = self._link_note(f"{self.mode(mode)}/{phase}/{layer}/{tap}")
         return {key: np.asarray(value) for key, value in note["attrs"].items()} | dtype
 
     def source(self, mode: str, phase: str, layer: int | str, tap: str) -> tuple[Path, str]:
         """File and dataset that hold a tap's bytes: this dump's own, or the one it links to."""
         where = f"{self.mode(mode)}/{phase}/{layer}/{tap}"
+        if where not in self._sources:  # every comparison asks for it
+            self._sources[where] = self._found(where)
+        return self._sources[where]
+
+    def _found(self, where: str) -> tuple[Path, str]:
         links, name = self._file.id.links, where.encode()
         if links.get_info(name).type != h5py.h5l.TYPE_EXTERNAL:
             return self.path, f"/{where}"
         file, dataset = links.get_val(name)
-        return self.path.parent / os.fsdecode(file), dataset.decode()
+        if file not in self._targets:
+            self._targets[file] = self.path.parent / os.fsdecode(file)
+        return self._targets[file], dataset.decode()
 
     def shares(self, other: "DumpReader", mode: str, phase: str, layer: int | str, tap: str) -> bool:
         """Whether both dumps take this tap from one dataset of one file."""
         ours, theirs = (reader.source(mode, phase, layer, tap) for reader in (self, other))
-        return ours[1] == theirs[1] and _plain(ours[0]) == _plain(theirs[0])
+        return ours[1] == theirs[1] and self._absolute(ours[0]) == other._absolute(theirs[0])
+
+    def _absolute(self, path: Path) -> str:
+        """Absolute path without ``..``, by its text alone: asking the file system costs more than the read."""
+        if path not in self._absolutes:
+            self._absolutes[path] = os.path.normpath(Path.cwd() / path)
+        return self._absolutes[path]
 
     def _link_note(self, where: str) -> dict[str, Any]:
         group, tap = where.rsplit("/", 1)
@@ -189,6 +226,8 @@ class DumpReader:
         return self._notes[group][tap]
 
     def _follow(self, target: Path) -> "DumpReader":
+        if target not in self._linked and (beside := self._beside.get(self._absolute(target))):
+            self._linked[target] = beside
         if target not in self._linked:
             if not target.exists():
                 raise DumpError(
@@ -203,34 +242,8 @@ def widened(stored: np.ndarray) -> np.ndarray:
     return from_bf16_bits(stored) if stored.dtype == np.uint16 else stored
 
 
-def _read(file: h5py.File, path: str) -> np.ndarray:
-    """Read a whole dataset; h5py's own indexing costs ten times the read of a small one."""
-    dataset = h5py.h5d.open(file.id, path.encode())
-    out = np.empty(dataset.shape, dataset.dtype)
-    if out.size:
-        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
-    return out
-
-
-def _numbers(dataset: h5py.h5d.DatasetID) -> dict[str, np.ndarray]:
-    """Attributes of a dataset that are numbers; like :func:`_read`, past h5py's own indexing."""
-    found = {}
-    for index in range(h5py.h5a.get_num_attrs(dataset)):
-        attr = h5py.h5a.open(dataset, index=index)
-        if attr.dtype.kind != "O":  # a string: the writer's ``dtype``, which the dataset's own type says
-            out = np.empty(attr.shape, attr.dtype)
-            attr.read(out)
-            found[attr.name.decode()] = out
-    return found
-
-
 def _decode(value: object) -> Any:
     """Undo :meth:`DumpWriter.attr`: JSON objects and lists come back as such."""
     if isinstance(value, str) and value[:1] in "{[" and value:
         return json.loads(value)
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _plain(path: Path) -> str:
-    """Absolute path without ``..``, by its text alone: asking the file system costs more than the read."""
-    return os.path.normpath(Path.cwd() / path)

@@ -18,7 +18,7 @@ from dsv4.model import numerics
 from dsv4.model.numerics import Numerics
 from dsv4.model.records import ExactRecord
 from dsv4.plan import Plan, change, flatten
-from dsv4.run.conftest import _one_thread, _unpacked
+from dsv4.run.conftest import _one_thread
 from dsv4.run.floor import STATISTICS, write_floor
 from dsv4.run.test_isolated import isolated
 from dsv4.run.trace import write_trace
@@ -27,7 +27,7 @@ from dsv4.taps import BY_NAME
 from kernels.formats import bf16
 from kernels.rounding import exact
 
-__all__ = ["_one_thread", "_unpacked"]
+__all__ = ["_one_thread"]
 
 pytestmark = pytest.mark.xdist_group("nano")
 UNFUSED = "B0_unfused"

@@ -67,12 +67,42 @@ def test_what_is_written_is_read(tmp_path, values):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "a.h5.sha256"]
 
 
-def test_a_large_tap_is_packed_and_read_as_it_was(tmp_path):
-    values = np.zeros((3, dump.PACK_FROM), np.float32) + np.float32(0.1)
-    path = write(tmp_path / "a.h5", values)
-    with DumpReader(path) as read:
-        assert read.get("compounded", "prefill", 1, "attn_in").tobytes() == values.tobytes()
-    assert path.stat().st_size < values.nbytes
+def test_a_dump_is_plain_hdf5(tmp_path, values):
+    first = write(tmp_path / "a.h5", values)
+    second = write(tmp_path / "b.h5", values, parent=first)
+    with DumpWriter(tmp_path / "c.h5", ATTRS) as file:
+        file.rows("isolated", "decode", POSITIONS)
+        file.put("isolated", "decode", 1, "topk", np.empty((3, 0), np.int32), "i32", attrs={"count": 3})
+    for path in (first, second):
+        with h5py.File(path) as file:
+            dataset = file["compounded/prefill/1/attn_in"]
+            assert dataset[()].tobytes() == values.tobytes()
+            assert dataset.attrs["dtype"] == "f32"
+            assert dataset.attrs["draw_distance"].tolist() == [1e-3, 2e-3]
+    with h5py.File(tmp_path / "c.h5") as file:
+        dataset = file["isolated/decode/1/topk"]
+        assert (dataset.shape, dataset.dtype, dict(dataset.attrs)) == (
+            (3, 0),
+            "i4",
+            {"dtype": "i32", "count": 3},
+        )
+
+
+def test_a_dump_written_twice_is_the_same_bytes(tmp_path, values):
+    assert write(tmp_path / "a.h5", values).read_bytes() == write(tmp_path / "b.h5", values).read_bytes()
+
+
+def test_a_link_is_read_through_the_open_dump_beside_it(tmp_path, values):
+    first = write(tmp_path / "a" / "p.h5", values)
+    second = write(tmp_path / "b" / "p.h5", values, parent=first)
+    tap = "compounded", "prefill", 1, "attn_in"
+    with DumpReader(first, keep=True) as beside:
+        with DumpReader(second, beside=[beside]) as read:
+            assert read.raw(*tap) is beside.raw(*tap)
+        assert beside.layers("compounded", "prefill") == [1]  # it is still open
+        beside.raw(*tap)[0] += 1
+        with DumpReader(second, beside=[beside]) as read, pytest.raises(DumpError, match="rewritten"):
+            read.raw(*tap)
 
 
 def test_bf16_is_never_rounded_by_the_writer():

@@ -166,7 +166,8 @@ class Measurer:
                 self._note(prompt, test, trained)
                 self.frames.append(compare(test, trained, modes=MODES, against="trained"))
                 self.points.add(test, trained, prompt)
-                with DumpReader(self.results / "plain" / file, {**same, "kind": "plain"}) as plain:
+                expected = {**same, "kind": "plain"}
+                with DumpReader(self.results / "plain" / file, expected, beside=[trained]) as plain:
                     self.frames.append(compare(test, plain, modes=MODES, against="plain"))
                 self._ancestors(test, file, same)
                 self._floors.append(self._floor(test, trained, file, same))
