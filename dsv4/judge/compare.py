@@ -58,7 +58,9 @@ class Table:
         if all(np.ndim(cell) == 0 for cell in cells):
             column = np.repeat(np.array(cells, dtype=object if isinstance(blank, str) else None), sizes)
         else:
-            column = np.concatenate([np.broadcast_to(c, s) for c, s in zip(cells, sizes, strict=True)])
+            column = np.concatenate(
+                [c if np.ndim(c) else np.full(size, c) for c, size in zip(cells, sizes, strict=True)]
+            )
         return column
 
 
