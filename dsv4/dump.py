@@ -14,6 +14,7 @@ differently is refused, not silently read. Needs h5py and numpy only.
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -74,7 +75,7 @@ class DumpWriter:
     ----------
     path : final name; its folder is made.
     attrs : file attributes; :data:`REQUIRED` must be among them. Mappings and lists go in as JSON.
-    parent : dumps whose equal datasets are linked to instead of stored again.
+    parent : dumps whose equal datasets are linked to instead of stored again; a reader of one is used, and left open.
 
     Raises
     ------
@@ -86,7 +87,10 @@ class DumpWriter:
     kinds: ClassVar[Sequence[str]] = KINDS
 
     def __init__(
-        self, path: Path, attrs: Mapping[str, Any], parent: Path | Sequence[Path] | None = None
+        self,
+        path: Path,
+        attrs: Mapping[str, Any],
+        parent: Path | DumpReader | Sequence[Path | DumpReader] | None = None,
     ) -> None:
         missing = [name for name in self.required if name not in attrs]
         if missing:
@@ -94,20 +98,20 @@ class DumpWriter:
         if attrs["kind"] not in self.kinds:
             raise ValueError(f"{path}: kind {attrs['kind']!r}; allowed: {', '.join(self.kinds)}")
         self._path = Path(path)
-        self._parents = (
-            [Path(parent)] if isinstance(parent, str | Path) else [Path(one) for one in parent or ()]
-        )
+        self._parents = [parent] if isinstance(parent, str | Path | DumpReader) else list(parent or ())
         self._attrs = {"schema": SCHEMA, **attrs}
         self._rows: dict[tuple[str, str], int] = {}
         self._groups: dict[str, h5py.Group] = {}  # of layers; h5py looks for one longer than it writes a tap
         self._entries: dict[str, np.ndarray] = {}  # group -> its entry_positions
-        self._targets: dict[
-            Path, str
-        ] = {}  # linked file -> its name in links: to resolve one takes longer than a link
+        self._targets: dict[Path, str] = {}  # linked file -> its name in links, resolved once
         self._notes: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
-        self._readers = [DumpReader(parent) for parent in self._parents]
+        self._opened = ExitStack()
+        self._readers = [
+            parent if isinstance(parent, DumpReader) else self._opened.enter_context(DumpReader(parent))
+            for parent in self._parents
+        ]
         self._temporary = temporary_name(self._path)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,8 +130,7 @@ class DumpWriter:
             for group, notes in self._notes.items():
                 self._file[group].attrs[LINKS] = json.dumps(notes)
             self._file.close()
-            for reader in self._readers:
-                reader.close()
+            self._opened.close()
             if kind is None:
                 publish(self._temporary, self._path)
         except OSError as error:

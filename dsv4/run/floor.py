@@ -5,8 +5,8 @@ the other stages are drawn anew.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,22 +76,27 @@ def write_floor(setup: Setup, variant: Variant, prompt: str, stages: set[str] | 
         Those stages.
     """
     config = setup.checkpoint.config
-    path = setup.results / "floor" / variant.id / f"{prompt}.h5"
-    parent = setup.results / "floor" / variant.parent / f"{prompt}.h5" if variant.parent else None
-    with DumpReader(setup.results / "reference" / f"{prompt}.h5", setup.identity(prompt)) as dump:
+    folder = setup.results / "floor"
+    with (
+        DumpReader(setup.results / "reference" / f"{prompt}.h5", setup.identity(prompt)) as dump,
+        DumpReader(folder / variant.parent / f"{prompt}.h5", setup.identity(prompt), keep=True)
+        if variant.parent
+        else nullcontext() as parent,
+    ):
         reference = Reference(dump, config)
         emulation = _emulate(setup, variant, reference, None, None if stages is None else frozenset(stages))
         if stages is None:
-            stages = _changed_stages(setup, prompt, parent, emulation)
+            stages = _changed_stages(parent, emulation)
         count = setup.config.floor_draws if stages else 0
         seeds = [draw_seed(setup.config.seed, prompt, draw) for draw in range(count)]
         draws = [_emulate(setup, variant, reference, seed, frozenset(stages)) for seed in seeds]
-    spread = _spread(emulation, draws, stages)
-    if parent is not None:
-        spread |= _inherit(setup, prompt, parent, emulation, stages)
-    attrs = setup.attrs(prompt, "floor", variant.id, variant.plan) | {"sums": asdict(_sums(setup, variant))}
-    with DumpWriter(path, attrs, parent=parent) as writer:
-        write_trace(writer, "isolated", emulation, spread)
+        spread = _spread(emulation, draws, stages)
+        if parent:
+            spread |= _inherit(parent, emulation, stages)
+        sums = {"sums": asdict(_sums(setup, variant))}
+        attrs = setup.attrs(prompt, "floor", variant.id, variant.plan) | sums
+        with DumpWriter(folder / variant.id / f"{prompt}.h5", attrs, parent=parent) as writer:
+            write_trace(writer, "isolated", emulation, spread)
     return stages
 
 
@@ -113,38 +118,33 @@ def _emulate(
     return trace
 
 
-def _changed_stages(setup: Setup, prompt: str, parent: Path | None, emulation: Trace) -> set[str]:
+def _changed_stages(parent: DumpReader | None, emulation: Trace) -> set[str]:
     """Stages whose emulation differs from the parent's in any bit; all without a parent."""
     if parent is None:
         return {BY_NAME[name].stage for _, name in emulation.taps()}
-    with DumpReader(parent, setup.identity(prompt)) as dump:
-        return {
-            BY_NAME[name].stage
-            for (phase, layer, name), values in _by_phase(emulation).items()
-            if not np.array_equal(dump.get("isolated", phase, layer, name), values, equal_nan=True)
-        }
+    return {
+        BY_NAME[name].stage
+        for (phase, layer, name), values in _by_phase(emulation).items()
+        if not np.array_equal(parent.get("isolated", phase, layer, name), values, equal_nan=True)
+    }
 
 
-def _inherit(setup: Setup, prompt: str, parent: Path, emulation: Trace, stages: set[str]) -> Spread:
+def _inherit(parent: DumpReader, emulation: Trace, stages: set[str]) -> Spread:
     """Put the parent's values into the emulation where the plan changes nothing; return their draws."""
     known: Spread = {}
     found: dict[tuple[Layer, str], list[tuple[np.ndarray, np.ndarray]]] = {}
-    with DumpReader(parent, setup.identity(prompt)) as dump:
-        for phase in PHASES:
-            for layer in dump.layers("isolated", phase):
-                for name in dump.taps("isolated", phase, layer):
-                    if BY_NAME[name].stage in stages:
-                        continue
-                    entry = BY_NAME[name].axis == "entry"
-                    at = (
-                        dump.entry_positions("isolated", phase, layer)
-                        if entry
-                        else dump.rows("isolated", phase)
-                    )
-                    values = dump.get("isolated", phase, layer, name)
-                    found.setdefault((layer, name), []).append((at, values))
-                    attrs = dump.dataset_attrs("isolated", phase, layer, name)
-                    known[phase, layer, name] = {key: attrs[key] for key in STATISTICS}
+    for phase in PHASES:
+        for layer in parent.layers("isolated", phase):
+            for name in parent.taps("isolated", phase, layer):
+                if BY_NAME[name].stage in stages:
+                    continue
+                by_entry = BY_NAME[name].axis == "entry"
+                rows = parent.rows("isolated", phase)
+                at = parent.entry_positions("isolated", phase, layer) if by_entry else rows
+                values = parent.get("isolated", phase, layer, name)
+                found.setdefault((layer, name), []).append((at, values))
+                attrs = parent.dataset_attrs("isolated", phase, layer, name)
+                known[phase, layer, name] = {key: attrs[key] for key in STATISTICS}
     emulation.values.update(found)
     return known
 
