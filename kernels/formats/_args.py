@@ -1,5 +1,7 @@
 """What every format asks of its arguments, and the arithmetic whose bits must not depend on the device."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -76,7 +78,7 @@ def may_hold_nan(x: Tensor) -> bool:
 
     One sum tells on a CPU; a device is not asked, for a captured step may not wait.
     """
-    return x.device.type != "cpu" or not bool(x.sum().isfinite())
+    return not x.is_cpu or not math.isfinite(x.sum().item())
 
 
 def abs_max(x: Tensor) -> Tensor:
