@@ -28,7 +28,7 @@ class DumpReader:
     ----------
     path : the dump.
     expect : file attributes that must have these values, e.g. ``checkpoint`` and ``prompt``.
-    verify : check the whole-file hash (off only for files reached through a hashed link).
+    verify : check the whole-file hash.
     keep : keep in memory what was read, for readers that come back to it.
     beside : dumps that are open already; what this one links to in them is read through them.
 
@@ -55,14 +55,11 @@ class DumpReader:
         self._sources: dict[str, tuple[Path, str]] = {}
         self._targets: dict[bytes, Path] = {}  # what links name -> one Path a file
         self._absolutes: dict[Path, str] = {}
-        self._linked: dict[Path, DumpReader] = {}
+        self._linked: dict[Path, h5py.File] = {}
         self._beside = {other._absolute(other.path): other for other in beside}
         if verify:
             self._verify()
-        try:
-            self._file = h5py.File(self.path, "r")
-        except OSError as error:
-            raise DumpError(f"{path}: not a readable HDF5 file ({error}); delete it and run again") from error
+        self._file = _opened(self.path)
         self.attrs = {name: _decode(value) for name, value in self._file.attrs.items()}
         wanted = {"schema": SCHEMA, **(expect or {})}
         for name, value in wanted.items():
@@ -95,10 +92,9 @@ class DumpReader:
         self.close()
 
     def close(self) -> None:
-        """Close this file and those it links to, but for those beside it."""
-        for reader in self._linked.values():
-            if reader not in self._beside.values():
-                reader.close()
+        """Close this file and those it links to."""
+        for file in self._linked.values():
+            file.close()
         self._file.close()
 
     def mode(self, mode: str) -> str:
@@ -162,8 +158,9 @@ class DumpReader:
 
     def _through(self, source: Path, path: str, where: str) -> np.ndarray:
         """Dataset that a link names, if it still holds what it held when the link was made."""
+        beside = self._beside.get(self._absolute(source))
         try:
-            found = self._follow(source)._own(path)
+            found = beside._own(path) if beside else hdf5.read(self._follow(source), path)
         except KeyError:
             found = None
         if found is None or content_sha256(found) != self._link_note(where)["sha256"]:
@@ -184,7 +181,7 @@ class DumpReader:
     def dataset_attrs(self, mode: str, phase: str, layer: int | str, tap: str) -> dict[str, Any]:
         """Attributes of one tap: ``dtype`` and what the writer added."""
         source, path = self.source(mode, phase, layer, tap)
-        file = self._file if source is self.path else self._follow(source)._file
+        file = self._file if source is self.path else self._follow(source)
         dataset = h5py.h5d.open(file.id, path.encode())
         dtype = {"dtype": _NAMES[dataset.dtype]}
         if source is self.path:
@@ -225,16 +222,22 @@ class DumpReader:
             self._notes[group] = json.loads(str(self._file[group].attrs[LINKS]))
         return self._notes[group][tap]
 
-    def _follow(self, target: Path) -> "DumpReader":
-        if target not in self._linked and (beside := self._beside.get(self._absolute(target))):
-            self._linked[target] = beside
+    def _follow(self, target: Path) -> h5py.File:
+        """Linked file; of its attributes nothing is asked, since the link says what it must hold."""
         if target not in self._linked:
             if not target.exists():
                 raise DumpError(
                     f"{self.path}: links to {target}, which is gone; delete {self.path.name} and run again"
                 )
-            self._linked[target] = DumpReader(target, verify=False)
+            self._linked[target] = _opened(target)
         return self._linked[target]
+
+
+def _opened(path: Path) -> h5py.File:
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise DumpError(f"{path}: not a readable HDF5 file ({error}); delete it and run again") from error
 
 
 def widened(stored: np.ndarray) -> np.ndarray:
