@@ -12,6 +12,7 @@ from dsv4.judge.claims_by_field import claimed, stage_order
 from dsv4.judge.launches import Sizes
 from dsv4.judge.limits import Limit
 from dsv4.judge.measure import Notes
+from dsv4.judge.metrics import Array
 from dsv4.judge.quantisation import POINTS
 from dsv4.taps import BY_NAME, MODEL
 
@@ -77,7 +78,10 @@ def layer_value(rows: pd.DataFrame, metric: str) -> pd.Series:
     """
     column = "gain" if metric == "gain_error" else metric
     broken = rows.loc[rows["nonfinite"] > 0, "layer"].unique()
-    found = _pooled(rows[rows[column].notna() & (rows["rows"] > 0)], metric, column)
+    held = (rows[column].notna() & (rows["rows"] > 0)).to_numpy()
+    found = _pooled(rows if held.all() else rows[held], metric, column)
+    if not len(broken):
+        return found
     return found.reindex(found.index.union(broken)).where(lambda value: ~value.index.isin(broken))
 
 
@@ -87,8 +91,9 @@ def _pooled(rows: pd.DataFrame, metric: str, column: str) -> pd.Series:
     weight = rows["rows"].to_numpy(float)
     value = rows[column].to_numpy(float)
     power = 2 if metric == "rel_l2" else 1
-    total = pd.Series(weight * value**power).groupby(rows["layer"].to_numpy()).sum()
-    mean = total / pd.Series(weight).groupby(rows["layer"].to_numpy()).sum()
+    sums = pd.DataFrame({"value": weight * value**power, "weight": weight})
+    sums = sums.groupby(rows["layer"].to_numpy()).sum()
+    mean = sums["value"] / sums["weight"]
     return (mean - 1).abs() if metric == "gain_error" else mean ** (1 / power)
 
 
@@ -110,12 +115,14 @@ def findings(
     changed: Iterable[str],
 ) -> list[Finding]:
     """Everything that fails the variant, in order."""
-    found = [*_missing(notes), *_broken(frame), *_stored(notes), *_outside(frame), *_blast(frame, changed)]
+    found = [*_missing(notes), *_broken(frame), *_stored(notes), *_outside(frame), *blast(frame, changed)]
+    due = [limit for limit in limits if limit.applies(plan)]
     at = frame.groupby(list(LIMITED), sort=False, observed=True).indices  # once, not a search a limit
-    for limit in limits:
+    numbers = frame.select_dtypes("number")  # rows are taken of all columns only where a limit is exceeded
+    for limit in due:
         where = at.get(tuple(getattr(limit, name) for name in LIMITED))
-        if where is not None and limit.applies(plan):
-            found += _exceeded(frame.iloc[where], limit)
+        if where is not None:
+            found += _exceeded(frame, numbers, where, limit)
     return sorted(found, key=lambda finding: finding.order)
 
 
@@ -221,7 +228,8 @@ def _times(excess: float) -> str:
     return f"{excess:.3g} times" if np.isfinite(excess) else "beyond"
 
 
-def _blast(frame: pd.DataFrame, changed: Iterable[str]) -> Iterator[Finding]:
+def blast(frame: pd.DataFrame, changed: Iterable[str]) -> Iterator[Finding]:
+    """Taps that differ from the parent's on the reference's inputs, and that no changed field claims."""
     changed = list(changed)
     allowed = claimed(changed)
     rows = select(frame, against="parent", mode="isolated", part="all")
@@ -237,8 +245,8 @@ def _blast(frame: pd.DataFrame, changed: Iterable[str]) -> Iterator[Finding]:
         yield Finding(kind="blast", mode="isolated", layer=layer, tap=tap, text=text, **_at(worst))
 
 
-def _exceeded(rows: pd.DataFrame, limit: Limit) -> Iterator[Finding]:
-    for layer, value in layer_value(rows, limit.metric).items():
+def _exceeded(frame: pd.DataFrame, numbers: pd.DataFrame, where: Array, limit: Limit) -> Iterator[Finding]:
+    for layer, value in layer_value(numbers.iloc[where], limit.metric).items():
         if np.isnan(value) or not limit.exceeded(float(value)):  # not finite: a finding of its own
             continue
         word = "over" if limit.direction == "max" else "under"
@@ -248,6 +256,7 @@ def _exceeded(rows: pd.DataFrame, limit: Limit) -> Iterator[Finding]:
             f"{place(int(layer), limit.tap)}{part}: {limit.metric} {value:.3g} against {limit.against} is {word}"
             f" {limit.value:.3g}, what its formats explain ({limit.name})"
         )
+        rows = frame.iloc[where]
         yield Finding(
             kind="limit",
             mode=limit.mode,

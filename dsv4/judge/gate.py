@@ -17,7 +17,7 @@ from dsv4.console import main_guard
 from dsv4.files import write_json
 from dsv4.judge import summary
 from dsv4.judge.claims_by_field import SILENT, claimed
-from dsv4.judge.evaluate import Finding, findings, other_path, place, select
+from dsv4.judge.evaluate import Finding, blast, findings, other_path, place, select
 from dsv4.judge.guard import guard, unlike_single
 from dsv4.judge.launches import Sizes
 from dsv4.judge.limits import Limit, LimitError, tightened
@@ -222,7 +222,7 @@ def describe(
     """Everything of a verdict but its state."""
     parent = flatten(config.ladder[variant.parent].plan) if variant.parent else None
     word, counts = summary.fidelity(frame)
-    moved = [f for f in findings(frame, Notes(), (), {}, variant.change) if f.kind == "blast"]
+    moved = sorted(blast(frame, variant.change), key=lambda finding: finding.order)
     return {
         "commit": _commit(notes),
         "label": notes.labels.get("label"),

@@ -39,12 +39,13 @@ All bounds hold for a family-wise false-alarm rate of :data:`FAMILY` over all te
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
 
 from dsv4.judge.metrics import Array
-from dsv4.judge.parts import TRIM
+from dsv4.judge.parts import SCALE, TRIM
 from dsv4.judge.tails import most_hits, next_count, unseen
 from dsv4.taps import BY_NAME
 
@@ -56,6 +57,8 @@ UNROUNDED = ("attn_pre", "attn_post", "attn_comb", "moe_pre", "moe_post", "moe_c
 UNROUNDED += ("router_scores", "expert_weights", "logits")
 NVFP4_INSIDE = ("attn_in_q", "qr_q", "moe_in_q", "qr", "q", "kv", "attn_proj", "routed", "shared")
 HEADROOM = 2.0  # one bit: the dither is the error of sums in sequence, the largest of any order
+READ = ("layer", "rows", "elements", "equal", "nonfinite", "margin_min", "changed")
+READ += ("max_abs", "rel_l2", "rel_l2_worst", *SCALE)  # columns that a verdict reads beside the tap's name
 TESTS = 5  # count and distance, each by size and by rank; worst row
 
 
@@ -101,11 +104,12 @@ def judge(rows: pd.DataFrame, draws: Draws, plan: Mapping[str, str], *, variants
     out = pd.DataFrame({"verdict": "", "excess": np.nan}, index=rows.index)
     groups = len(rows) + rows.groupby("tap")["layer"].nunique().sum() + rows["tap"].nunique()
     alpha = FAMILY / (TESTS * max(groups, 1) * max(variants, 1))
-    for tap in rows["tap"].unique():
-        where = np.flatnonzero(rows["tap"] == tap)
+    verdicts, beyond = np.full(len(rows), "", object), np.full(len(rows), np.nan)
+    numbers = rows.drop(columns=rows.columns.difference(READ))  # of each tap, rows of these columns alone
+    for tap, where in rows.groupby("tap", sort=False, observed=True).indices.items():
         mine = [getattr(draws, name)[where] for name in ("distance", "worst", "changed")]
         drawn = np.isfinite(np.concatenate(mine, axis=1)).all(1)
-        part, excess = rows.iloc[where], np.full(len(where), np.nan)
+        part, excess = numbers.iloc[where], np.full(len(where), np.nan)
         if drawn.any():
             own = Draws(*(values[drawn] for values in mine))
             excess[drawn] = _Tap(part[drawn], own, str(tap), codes(str(tap), plan), alpha).excess()
@@ -117,8 +121,8 @@ def judge(rows: pd.DataFrame, draws: Draws, plan: Mapping[str, str], *, variants
         )
         verdict[idle.to_numpy()] = "not_exercised"
         verdict[(part["nonfinite"] > 0).to_numpy()] = "outside"
-        out.iloc[where, 0] = verdict
-        out.iloc[where, 1] = np.where(part["elements"] == 0, np.nan, excess)
+        verdicts[where], beyond[where] = verdict, np.where(part["elements"] == 0, np.nan, excess)
+    out["verdict"], out["excess"] = pd.array(verdicts, dtype=out["verdict"].dtype), beyond
     return out
 
 
@@ -138,7 +142,8 @@ class _Tap:
         self.elements = rows["elements"].to_numpy(float)
         self.exposures = float(np.isfinite(draws.changed).sum())
         self.per_tensor = draws.changed.shape[1]
-        self.groups = [np.arange(len(rows)), rows["layer"].to_numpy(), np.zeros(len(rows), int)]
+        _, layer = np.unique(rows["layer"].to_numpy(), return_inverse=True)
+        self.groups = [np.arange(len(rows)), layer, np.zeros(len(rows), int)]
 
     def column(self, name: str) -> Array:
         """A column as floats."""
@@ -206,7 +211,8 @@ class _Tap:
         counts = self.draws.changed * self.elements[:, None]
         total, spread = np.nansum(counts, axis=1), _dispersion(counts)
         seen = [_sum(total, key) for key in self.groups]
-        bounds = [spread * next_count(group / spread, self.per_tensor, self.alpha) for group in seen]
+        counts_ahead = next_count(np.concatenate(seen) / spread, self.per_tensor, self.alpha)
+        bounds = [spread * one for one in np.split(counts_ahead, len(seen))]
         return np.nan_to_num(self.column("trim_changed"), nan=1.0) * self.elements, self.elements, bounds
 
     def _distances(self) -> tuple[Array, Array, list[Array]]:
@@ -229,7 +235,7 @@ class _Tap:
         """Squared distance that needs no draw to explain it: FP32 stores, or as many flips as are allowed."""
         if self.dense:
             return np.full(len(self.rows), FP32**2)
-        flips = float(next_count(np.zeros(1), self.per_tensor, self.alpha)[0])
+        flips = _after_none(self.per_tensor, self.alpha)
         return flips * (max(self.step, STEP["bf16"]) * self.column("peak")) ** 2
 
     def _largest(self, found: Array, drawn: Array, extra: Array | float) -> Array:
@@ -239,9 +245,14 @@ class _Tap:
 
 
 def _sum(values: Array, key: Array) -> Array:
-    """Sum over the group that each entry belongs to."""
-    _, group = np.unique(key, return_inverse=True)
-    return np.bincount(group, weights=values)[group]
+    """Sum over the group that each entry belongs to; groups are numbered from 0."""
+    return np.bincount(key, weights=values)[key]
+
+
+@cache
+def _after_none(exposures: int, alpha: float) -> float:
+    """Upper bound of the next count after none."""
+    return float(next_count(np.zeros(1), exposures, alpha)[0])
 
 
 def _dispersion(counts: Array) -> float:
