@@ -96,6 +96,7 @@ def _replace_conversions() -> None:
     builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
     _let_numbers_bound_loops(interpreter)
     _name_types_once(interpreter)
+    _shape_types_once(interpreter.tl.core)
 
 
 def _name_types_once(interpreter) -> None:  # noqa: ANN001 - Triton's module
@@ -120,6 +121,35 @@ def _name_types_once(interpreter) -> None:  # noqa: ANN001 - Triton's module
 
     core._type_for_tuple_values = type_for
     interpreter._get_np_dtype = array_type_for
+
+
+def _shape_types_once(core) -> None:  # noqa: ANN001 - Triton's module
+    """Every block and its type check and wrap their shape anew, and compare it by its numbers: a third of the rest."""
+    as_block, as_tensor, same = core.block_type.__init__, core.tensor.__init__, core.tuple.__eq__
+    checked, wrapped, equal = {}, {}, core.constexpr(True)
+
+    def block(self, element_ty, shape) -> None:  # noqa: ANN001 - Triton's own signature
+        sizes = tuple([one.value if type(one) is core.constexpr else one for one in shape])
+        if sizes not in checked or not all(type(size) is int for size in sizes):
+            as_block(self, element_ty, shape)
+            checked[sizes] = self.shape, self.numel, str(self.shape)
+            return
+        self.element_ty = element_ty
+        self.shape, self.numel, written = checked[sizes]
+        self.name = f"<{written}, {element_ty}>"
+
+    def tensor(self, handle, type) -> None:  # noqa: ANN001 - Triton's own signature
+        sizes = tuple(type.shape.values) if type.is_block() else ()
+        if sizes not in wrapped:
+            as_tensor(self, handle, type)
+            wrapped[sizes] = self.shape, self.numel
+            return
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = wrapped[sizes]
+
+    core.block_type.__init__ = block
+    core.tensor.__init__ = tensor
+    core.tuple.__eq__ = lambda self, other: equal if self is other else same(self, other)
 
 
 def _let_numbers_bound_loops(interpreter) -> None:  # noqa: ANN001 - Triton's module

@@ -126,3 +126,19 @@ def test_a_loop_may_be_bounded_by_values(accelerator):
     y = torch.full((3,), -1, dtype=torch.int32, device=accelerator)
     _count[(3,)](y, 20, STEP=2)
     assert y.tolist() == [sum(range(start, 20, 6)) for start in (0, 2, 4)]
+
+
+def test_a_known_shape_is_checked_and_named_like_a_new_one():
+    held = tl.block_type(tl.float32, [4, tl.constexpr(8)])
+    again = tl.block_type(tl.int32, (4, 8))
+    assert (str(again), again.numel, list(again.shape)) == ("<['4', '8'], int32>", 32, [4, 8])
+    assert held != again
+    assert held == tl.block_type(tl.float32, [4, 8])
+    assert held != tl.block_type(tl.float32, [8, 4])
+    for shape, error in (([4, 8.0], TypeError), ([4, 3], ValueError), ([], TypeError)):
+        with pytest.raises(error):
+            tl.block_type(tl.float32, shape)
+    one, two = (tl.tensor(None, kind) for kind in (held, again))
+    assert (two.dtype, two.type, two.numel.value) == (tl.int32, again, 32)
+    assert [size.value for size in one.shape] == [4, 8]
+    assert tl.tensor(None, tl.int32).numel.value == 1
