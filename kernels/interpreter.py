@@ -125,7 +125,8 @@ def _name_types_once(interpreter) -> None:  # noqa: ANN001 - Triton's module
 
 def _shape_types_once(core) -> None:  # noqa: ANN001 - Triton's module
     """Every block and its type check and wrap their shape anew, and compare it by its numbers: a third of the rest."""
-    as_block, as_tensor, same = core.block_type.__init__, core.tensor.__init__, core.tuple.__eq__
+    as_block, as_tensor = core.block_type.__init__, core.tensor.__init__
+    same, same_type = core.tuple.__eq__, core.dtype.__eq__
     checked, wrapped, equal = {}, {}, core.constexpr(True)
 
     def block(self, element_ty, shape) -> None:  # noqa: ANN001 - Triton's own signature
@@ -147,9 +148,17 @@ def _shape_types_once(core) -> None:  # noqa: ANN001 - Triton's module
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = wrapped[sizes]
 
+    def alike(self, other):  # noqa: ANN001, ANN202 - Triton's own signature
+        if self is other:
+            return equal
+        if type(other) is list and all(type(one) is int for one in other):
+            return core.constexpr(self.values == other)
+        return same(self, other)
+
     core.block_type.__init__ = block
     core.tensor.__init__ = tensor
-    core.tuple.__eq__ = lambda self, other: equal if self is other else same(self, other)
+    core.tuple.__eq__ = alike
+    core.dtype.__eq__ = lambda self, other: self is other or same_type(self, other)
 
 
 def _let_numbers_bound_loops(interpreter) -> None:  # noqa: ANN001 - Triton's module

@@ -135,6 +135,10 @@ def test_a_known_shape_is_checked_and_named_like_a_new_one():
     assert held != again
     assert held == tl.block_type(tl.float32, [4, 8])
     assert held != tl.block_type(tl.float32, [8, 4])
+    assert held.shape == [4, 8]
+    assert not held.shape == [8, 4]  # noqa: SIM201 - Triton's own equality, which gives a constexpr
+    assert held.shape == tl.tuple([tl.constexpr(4), 8])
+    assert (tl.int32 == tl.dtype("int32"), tl.int32 == tl.uint32) == (True, False)
     for shape, error in (([4, 8.0], TypeError), ([4, 3], ValueError), ([], TypeError)):
         with pytest.raises(error):
             tl.block_type(tl.float32, shape)
