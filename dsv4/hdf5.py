@@ -44,10 +44,19 @@ def numbers(dataset: h5d.DatasetID) -> dict[str, np.ndarray]:
     return found
 
 
-def write(group: h5py.Group, name: str, values: np.ndarray) -> h5d.DatasetID:
-    """Write a contiguous array of numbers as a dataset of ``group``; it is stored as it is."""
+def write(group: h5py.Group, name: str, values: np.ndarray, *, packed: bool = False) -> h5d.DatasetID:
+    """Write a contiguous array of numbers as a dataset of ``group``.
+
+    Parameters
+    ----------
+    packed : bytes of equal weight together, then deflate, without loss; else as it is.
+    """
     made = h5p.create(h5p.DATASET_CREATE)
     made.set_obj_track_times(False)  # a dump written twice is the same bytes
+    if packed:
+        made.set_chunk(values.shape)
+        made.set_shuffle()
+        made.set_deflate(1)
     space = h5s.create_simple(values.shape)
     dataset = h5d.create(group.id, name.encode(), h5t.py_create(values.dtype), space, made)
     if values.size:

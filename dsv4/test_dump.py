@@ -67,6 +67,15 @@ def test_what_is_written_is_read(tmp_path, values):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "a.h5.sha256"]
 
 
+def test_a_large_tap_is_packed_and_read_as_it_was(tmp_path):
+    values = np.zeros((3, dump.PACK_FROM), np.float32) + np.float32(0.1)
+    path = write(tmp_path / "a.h5", values)
+    with DumpReader(path) as read, h5py.File(path) as file:
+        assert read.get("compounded", "prefill", 1, "attn_in").tobytes() == values.tobytes()
+        assert file["compounded/prefill/1/attn_in"][()].tobytes() == values.tobytes()
+    assert path.stat().st_size < values.nbytes
+
+
 def test_a_dump_is_plain_hdf5(tmp_path, values):
     first = write(tmp_path / "a.h5", values)
     second = write(tmp_path / "b.h5", values, parent=first)
