@@ -9,6 +9,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -q
 # What pip would compile on one core, on all, without the packages' own tests; what fails here fails where imported.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' .venv/lib || true
+# Where the environment forbids bytecode, each of the many processes would compile the project anew.
+OWN_BYTECODE := $(BIN)/python -m compileall -qq -j 0 dsv4 kernels rules
 export OMP_NUM_THREADS ?= 1
 
 # A .venv that is there says whose torch it uses.
@@ -56,12 +58,12 @@ endif
 
 # make's own exit status is 2 whenever a command's is not 0; "Error 1" here means that a rung failed.
 audit: .venv/.audit
+	@$(OWN_BYTECODE)
 	@$(BIN)/python -m dsv4 unlock
 	@$(BIN)/snakemake all
 
-# Where the environment forbids bytecode, each of the tests' many processes would compile the project anew.
 test: .venv/.dev
-	@$(BIN)/python -m compileall -qq -j 0 dsv4 kernels rules
+	@$(OWN_BYTECODE)
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 test-faults: .venv/.dev
