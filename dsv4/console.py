@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dsv4.config import ConfigError
-from dsv4.dump import DumpError
 from dsv4.engine.spec import EngineError
 from dsv4.files import WriteError
 from dsv4.ladder import LadderError
+from dsv4.stored import DumpError
 
 USER_ERRORS = (ConfigError, DumpError, EngineError, LadderError, WriteError)
 

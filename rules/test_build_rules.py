@@ -40,7 +40,7 @@ def workflow(tmp_path):
     for file, (name, does, needs) in stubs.items():
         (build / f"{file}.py").write_text(STUB.format(name=name, does=does, needs=needs))
     (tmp_path / "kernels/op/kernel.py").write_text("VALUE = 1\n")
-    for name in ("foreign_build", "stale_locks", "console", "dump", "dump_reader", "stored"):
+    for name in ("foreign_build", "stale_locks", "console", "stored"):
         shutil.copy2(ROOT / f"dsv4/{name}.py", tmp_path / "dsv4")
     return made
 
