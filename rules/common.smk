@@ -63,6 +63,9 @@ wildcard_constraints:
     variant="|".join(VARIANTS),
 
 
+FORKED_FROM = 5  # jobs: loading the libraries takes 3 to 4 s once, and saves a stage 1 to 3
+
+
 # Snakemake's limit on jobs a second wakes its scheduler again and again for every job that ever ended, each time to look
 # at every input of every waiting job: a quarter of a core over an audit. Without it, it wakes when a job ends.
 onstart:
@@ -70,7 +73,7 @@ onstart:
         workflow.scheduler.job_rate_limiter = None
     preflight.check_disk(Path(RESULTS))
     preflight.point_latest(Path(RESULTS))
-    if sys.platform == "linux":
+    if sys.platform == "linux" and len(list(workflow.dag.needrun_jobs())) >= FORKED_FROM:
         os.environ.update(DSV4_FORK_SERVER=f"dsv4-{os.getpid()}-{secrets.token_hex(4)}")
         shell('command python -P rules/fork_server.py "$DSV4_FORK_SERVER" $PPID || true')
 

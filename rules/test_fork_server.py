@@ -49,6 +49,7 @@ class Forking:
         self.name = f"dsv4-test-{os.getpid()}-{time.monotonic_ns()}"
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
         self.environment |= {"DSV4_FORK_SERVER": self.name, "PYTHONPATH": str(folder)}
+        self.environment |= {"OMP_NUM_THREADS": "1"}  # as Snakemake sets it; else libraries start threads as they load
         self.owner = subprocess.Popen(["sleep", "600"])
         command = [sys.executable, "-P", "rules/fork_server.py", self.name, str(self.owner.pid)]
         subprocess.run(command, cwd=folder, env=self.environment, check=True)
