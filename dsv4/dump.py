@@ -68,9 +68,7 @@ def _stored(array: np.ndarray, dtype: str, where: str) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-PACK_FROM = (
-    65536  # bytes; packing a smaller dataset takes five times as long as its write and saves next to nothing
-)
+PACK_FROM = 65536  # bytes; packing a smaller one takes five times its write and saves next to nothing
 
 
 class DumpWriter:

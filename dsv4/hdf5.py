@@ -11,6 +11,10 @@ from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 def read(file: h5py.File, path: str) -> np.ndarray:
     """Read a whole dataset of a file.
 
+    Returns
+    -------
+    array of the dataset's shape and dtype
+
     Raises
     ------
     KeyError
@@ -33,7 +37,7 @@ def names(file: h5py.File, group: str) -> list[str]:
 
 
 def numbers(dataset: h5d.DatasetID) -> dict[str, np.ndarray]:
-    """Attributes of a dataset that are numbers or arrays of them."""
+    """Attributes of a dataset that are numbers or arrays of them, each as it was stored; () is a number's shape."""
     found = {}
     for index in range(h5a.get_num_attrs(dataset)):
         attr = h5a.open(dataset, index=index)
@@ -49,7 +53,13 @@ def write(group: h5py.Group, name: str, values: np.ndarray, *, packed: bool = Fa
 
     Parameters
     ----------
+    values : of any shape and numeric dtype, in C order; none may be 0 along an axis if packed.
     packed : bytes of equal weight together, then deflate, without loss; else as it is.
+
+    Raises
+    ------
+    ValueError
+        There is something of that name.
     """
     made = h5p.create(h5p.DATASET_CREATE)
     made.set_obj_track_times(False)  # a dump written twice is the same bytes

@@ -49,7 +49,9 @@ class Forking:
         self.name = f"dsv4-test-{os.getpid()}-{time.monotonic_ns()}"
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
         self.environment |= {"DSV4_FORK_SERVER": self.name, "PYTHONPATH": str(folder)}
-        self.environment |= {"OMP_NUM_THREADS": "1"}  # as Snakemake sets it; else libraries start threads as they load
+        self.environment |= {
+            "OMP_NUM_THREADS": "1"
+        }  # as Snakemake sets it; else libraries start threads as they load
         self.owner = subprocess.Popen(["sleep", "600"])
         command = [sys.executable, "-P", "rules/fork_server.py", self.name, str(self.owner.pid)]
         subprocess.run(command, cwd=folder, env=self.environment, check=True)
@@ -200,3 +202,14 @@ def test_snakemake_s_stages_are_forked_and_it_leaves_no_server(tmp_path):
     assert (tmp_path / "forked").read_text() == "True"
     name = (tmp_path / "server").read_text()
     assert gone(*[psutil.Process(pid) for pid in psutil.pids() if name in words(pid)])
+
+
+def test_a_run_of_few_jobs_loads_no_libraries(tmp_path):
+    workflow = Workflow(tmp_path)
+    workflow.edit("dsv4/judge/enforce.py", "import time\n", f"import time\n{FORKED}")
+    for forked in ("True", "False"):
+        done = workflow.run("P4")
+        assert done.returncode == 0, done.text
+        assert (tmp_path / "forked").read_text() == forked
+        for verdict in tmp_path.glob("results/nano-*/enforced.ok"):  # so that one job is left
+            verdict.unlink()

@@ -6,6 +6,8 @@ say what batching saves there, and nothing of a device.
 """
 
 import argparse
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import cycle, islice
@@ -40,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="a JSON file beside what is printed")
     options = parser.parse_args(arguments)
     setup = prepare(options.config, Path())
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = shlex.join(["python", "-m", "dsv4.generate.speed", *given])
     found = head(setup, options.rung, options.rounds)
+    found["command"] = command
     print(heading(found), flush=True)
     for row_ in measured(setup, options.rung, options.batches, options.tokens, options.rounds):
         found["rows"].append(row_)
@@ -50,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def head(setup: Setup, rung: str, rounds: int) -> dict[str, Any]:
-    """Everything about a measurement but its rows: device, date, commit, versions, rung, prompts' lengths."""
+    """What is known before a measurement: device, date, commit, versions, rung, prompts' lengths."""
     commit, dirty = git_state()
     return {
         "schema": 1,
@@ -179,7 +184,7 @@ def heading(found: Mapping[str, Any]) -> str:
         "# Generation: tokens a second\n\n"
         f"{found['rung']} on {found['device']} ({found['backend']}), {found['date']}, commit {found['commit'][:7]},"
         f" {versions_}; prompts of {', '.join(map(str, found['prompts']))} tokens; tokens a second, median"
-        f" (quartiles) of {found['rounds']} runs in turns; `python -m dsv4.generate.speed`\n\n"
+        f" (quartiles) of {found['rounds']} runs in turns; `{found['command']}`\n\n"
         "| what | sequences | tokens | how | tokens/s | against the first |\n"
         "| --- | ---: | ---: | --- | ---: | ---: |"
     )

@@ -66,10 +66,12 @@ def test_the_table_names_device_versions_and_commit():
         "versions": {"torch": "2.11.0"},
         "prompts": [34, 159],
         "rounds": 5,
+        "command": "python -m dsv4.generate.speed --tokens 64",
     }
     ways = {"eager": rate, "CUDA graph": rate | {"median": 4938.0}}
     row = {"what": "decode", "batch": 64, "tokens": 8192, "ways": ways}
     assert "NVIDIA H200 (kernel), 2026-12-01, commit 0123456, torch 2.11.0" in speed.heading(found)
+    assert "`python -m dsv4.generate.speed --tokens 64`" in speed.heading(found)
     lines = speed.table_lines(row).splitlines()
     assert len(lines) == 2
     assert "| 64 | 8192 | CUDA graph | 4938" in lines[1]
