@@ -234,7 +234,7 @@ def test_the_write_of_nvfp4_records_is_built(sizes, dtype):
 
 
 def test_a_launch_that_no_build_covers_is_seen():
-    builds = [build for build in sparse_attn.builds(FLASH) if not build.constants.get("PARTIAL")]
+    builds = [build for build in sparse_attn.builds(FLASH) if not build.name.startswith("sparse_attn/b1a/")]
     with not_launched() as launched:
         attend(FLASH, "b1a", 2)
     with pytest.raises(AssertionError, match="attend_bf16_kernel on sm_90a"):

@@ -31,12 +31,11 @@ def attend_bf16_kernel(
     scale,
     NOPE: tl.constexpr,
     PAGE: tl.constexpr,
-    PARTIAL: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (T * head tiles, splits); PARTIAL: more than one split.
+    """Grid (T * head tiles, splits); with more than one split each writes a part.
 
     ``keys_ptr`` None: K from pages; else from the buffer, -1 masked by idx.
     """
@@ -68,6 +67,6 @@ def attend_bf16_kernel(
         weighted = tl.dot(p.to(tl.bfloat16), k, weighted * shrink[:, None])
         peak = highest
 
-    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at_out, head, heads, PARTIAL)
+    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at_out, head, heads)
     result = (weighted * inverse[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at_out[:, None] * width + column[None, :], result, mask=own)

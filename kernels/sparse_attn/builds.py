@@ -32,14 +32,9 @@ ALIGNED = ("page_stride", "table_stride", "heads", "num_keys")
 def builds(sizes: Sizes) -> list[Build]:
     """Every path at a real model's heads and 64-token pages, for each family of devices."""
     return [
-        # whole rows and parts are two programs: a launch of few rows must not be the first to compile the second
-        *(
-            build
-            for family in ARCHES
-            for partial in (False, True)
-            for build in _portable(sizes, family, partial)
-        ),
+        *(build for family in ARCHES for build in _portable(sizes, family)),
         *(_combine(sizes, 2**power) for power in range(1, MAX_SPLITS.bit_length())),
+        # whole rows and parts are two programs: a launch of few rows must not be the first to compile the second
         *(_gathered_hopper(sizes, partial) for partial in (False, True)),
         *(
             _hopper(sizes, terms, seven, partial)
@@ -50,14 +45,9 @@ def builds(sizes: Sizes) -> list[Build]:
     ]
 
 
-def _portable(sizes: Sizes, family: Family, partial: bool) -> list[Build]:
+def _portable(sizes: Sizes, family: Family) -> list[Build]:
     tail = f"{sizes.name}/{family}"
-    form = "_part" if partial else ""
-    constants = {
-        "NOPE": sizes.head_dim - sizes.qk_rope_head_dim,
-        "PAGE": PAGE,
-        "PARTIAL": partial,
-    }
+    constants = {"NOPE": sizes.head_dim - sizes.qk_rope_head_dim, "PAGE": PAGE}
     none, pdl = dict.fromkeys(("table_ptr", "sequence_ptr")), {"PDL": True}
     bf16 = SHARED | {"q_ptr": "*bf16", "out_ptr": "*bf16", "q_stride": "i32"}
     fp8 = SHARED | {"q_ptr": "*u8", "q_rope_ptr": "*bf16", "q_scale_ptr": "*fp32", "out_ptr": "*bf16"} | PAGES
@@ -75,7 +65,7 @@ def _portable(sizes: Sizes, family: Family, partial: bool) -> list[Build]:
         absent = {argument: None for argument in absent if argument not in signature or argument in extra}
         given = {name: kind for name, kind in signature.items() if name not in extra}
         return Build(
-            name=f"sparse_attn/{name}{form}/{tail}",
+            name=f"sparse_attn/{name}/{tail}",
             kernel=kernel,
             signature=given,
             constants=absent | constants | shape | extra,

@@ -109,13 +109,12 @@ def attend_fp8_kernel(
     scale,
     NOPE: tl.constexpr,
     PAGE: tl.constexpr,
-    PARTIAL: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_S: tl.constexpr,
     ROPE_FP8: tl.constexpr,
     PV_FP8: tl.constexpr,
 ):
-    """Grid (T * head tiles, splits); PARTIAL: more than one split.
+    """Grid (T * head tiles, splits); with more than one split each writes a part.
 
     ``token_scale_ptr`` None: seven scales in the pages; else the aligned record.
     """
@@ -179,7 +178,7 @@ def attend_fp8_kernel(
             turned = tl.dot((p_rope * k_unit[None, :]).to(tl.bfloat16), k_rope, turned * shrink[:, None])
         peak = highest
 
-    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at, head, heads, PARTIAL)
+    inverse = finish_row(peak, total, sinks_ptr, lse_ptr + at, head, heads)
     column = tl.arange(0, width)
     narrow = out_ptr.dtype.element_ty
     stored = own & (column < NOPE)[None, :] if PV_FP8 else own

@@ -182,7 +182,6 @@ def _portable(kernel, operands, tile, chosen, sinks, scale, width, into, **const
             scale,
             NOPE=width - ROPE,
             PAGE=page,
-            PARTIAL=into.splits > 1,
             BLOCK_H=tile.heads,
             BLOCK_S=tile.keys,
             num_warps=tile.warps,

@@ -127,34 +127,20 @@ def running(peak, scores):
 
 
 @triton.jit
-def finish(peak, total, sink_ptr, head, heads):
-    """Reciprocal of the denominator with the sink, natural LSE without it: FP32 [BLOCK_H] each.
+def finish_row(peak, total, sinks_ptr, lse_at, head, heads):
+    """Store the LSE of a row, or of its part, and give the reciprocal of its sum: FP32 [BLOCK_H].
 
-    A row without keys (total 0) gets 0 and -inf; a NaN total stays NaN.
+    A whole row's sum has the sink in it and its LSE, natural, has not; a part's have no sink and the LSE is of base 2.
+    Which it is, the grid says at run time: a constant would make every kernel two to compile. A row without keys
+    (total 0) gets 0 and -inf; a NaN total stays NaN.
     """
+    partial, own = tl.num_programs(1) > 1, head < heads
     against = tl.where(peak == float("-inf"), 0.0, peak)
-    sink = tl.load(sink_ptr + head, mask=head < heads, other=0.0) * LOG2E
-    denominator = total + tl.exp2(sink - against)
-    inverse = tl.where(total == 0, 0.0, tl.div_rn(tl.full(total.shape, 1.0, tl.float32), denominator))
-    return inverse, log2_sum(peak, total) * LN2
-
-
-@triton.jit
-def finish_part(peak, total):
-    """Reciprocal of a split's own sum (0 for no key) and its base-2 LSE: FP32 [BLOCK_H] each."""
-    one = tl.full(total.shape, 1.0, tl.float32)
-    return tl.where(total == 0, 0.0, tl.div_rn(one, total)), log2_sum(peak, total)
-
-
-@triton.jit
-def finish_row(peak, total, sinks_ptr, lse_at, head, heads, PARTIAL: tl.constexpr):
-    """Store the LSE of a row, or of its part, and give the reciprocal of its sum: FP32 [BLOCK_H]."""
-    if PARTIAL:
-        inverse, lse = finish_part(peak, total)
-    else:
-        inverse, lse = finish(peak, total, sinks_ptr, head, heads)
-    tl.store(lse_at, lse, mask=head < heads)
-    return inverse
+    sink = tl.load(sinks_ptr + head, mask=own, other=0.0) * LOG2E
+    denominator = total + tl.where(partial, 0.0, tl.exp2(sink - against))
+    lse = log2_sum(peak, total) * tl.where(partial, 1.0, LN2)
+    tl.store(lse_at, lse, mask=own)
+    return tl.where(total == 0, 0.0, tl.div_rn(tl.full(total.shape, 1.0, tl.float32), denominator))
 
 
 @triton.jit

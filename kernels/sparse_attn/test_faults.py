@@ -115,21 +115,31 @@ FAULTS = [
         },
     ),
     Faults(
-        keys_kernel.finish,
+        keys_kernel.finish_row,
         SINK,
         {
-            "the sink left out": ("total + tl.exp2(sink - against)", "total"),
+            "the sink left out": ("tl.where(partial, 0.0, tl.exp2(sink - against))", "0.0"),
             "the sink to base 2": ("other=0.0) * LOG2E", "other=0.0)"),
             "the sink not against the maximum": ("tl.exp2(sink - against)", "tl.exp2(sink)"),
-            "one sink for all heads": ("sink_ptr + head,", "sink_ptr + head * 0,"),
-            "the sink in the LSE": ("log2_sum(peak, total) * LN2", "log2_sum(peak, denominator) * LN2"),
-            "the LSE to base 2": ("log2_sum(peak, total) * LN2", "log2_sum(peak, total)"),
+            "one sink for all heads": ("sinks_ptr + head,", "sinks_ptr + head * 0,"),
+            "the sink in the LSE": ("log2_sum(peak, total)", "log2_sum(peak, denominator)"),
+            "the LSE to base 2": ("tl.where(partial, 1.0, LN2)", "1.0"),
         },
     ),
     Faults(
-        keys_kernel.finish_part,
+        keys_kernel.finish_row,
         SPLIT,
-        {"parts not normalised": ("tl.div_rn(one, total)", "one")},
+        {
+            "parts not normalised": (
+                "1.0, tl.float32), denominator)",
+                "1.0, tl.float32), 1.0 + 0.0 * total)",
+            ),
+            "the sink in every part": (
+                "tl.where(partial, 0.0, tl.exp2(sink - against))",
+                "tl.exp2(sink - against)",
+            ),
+            "a part's LSE natural": ("tl.where(partial, 1.0, LN2)", "LN2"),
+        },
     ),
     Faults(
         keys_kernel.log2_sum,
