@@ -3,7 +3,7 @@
 from kernels.build_spec import Build, Sizes
 from kernels.overlap import OVERLAPPED
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
-from kernels.sparse_attn.combine_kernel import MAX_SPLITS, _combine_kernel
+from kernels.sparse_attn.combine_kernel import MAX_SPLITS, _combine_kernel, sizes_for
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
 from kernels.sparse_attn.gathered_hopper_kernel import attend_gathered_hopper_kernel
 from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel, stages_of
@@ -33,7 +33,7 @@ def builds(sizes: Sizes) -> list[Build]:
     """Every path at a real model's heads and 64-token pages, for each family of devices."""
     return [
         *(build for family in ARCHES for build in _portable(sizes, family)),
-        *(_combine(sizes, 2**power) for power in range(1, MAX_SPLITS.bit_length())),
+        *(_combine(sizes, parts) for parts in (2, 4, 8, 16, MAX_SPLITS)),
         # whole rows and parts are two programs: a launch of few rows must not be the first to compile the second
         *(_gathered_hopper(sizes, partial) for partial in (False, True)),
         *(
@@ -114,7 +114,7 @@ def _combine(sizes: Sizes, parts: int) -> Build:
             "row_heads": "i32",
             "heads": "i32",
         },
-        constants={"K": sizes.head_dim, "PARTS": parts, "PDL": True},
+        constants={"K": sizes.head_dim, **sizes_for(parts), "PDL": True},
         aligned=("part_ptr", "part_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr", "row_heads", "heads"),
         options={"num_warps": 1, **OVERLAPPED},
     )

@@ -16,6 +16,7 @@ from kernels.sparse_attn.keys_kernel import LN2, LOG2E
 
 PROGRAMS = 132  # one a multiprocessor of an H200: at two tiles of 200 KB no more fit
 MAX_SPLITS = 64
+AT_ONCE = 16  # parts of a turn: all 64 in one is a program that takes a compiler 4 s
 
 
 def num_splits(rows: int, head_tiles: int, num_keys: int, tile: int) -> int:
@@ -25,6 +26,12 @@ def num_splits(rows: int, head_tiles: int, num_keys: int, tile: int) -> int:
     """
     tiles = max(triton.cdiv(num_keys, tile), 1)
     return max(min(tiles, PROGRAMS // max(rows * head_tiles, 1), MAX_SPLITS), 1)
+
+
+def sizes_for(parts: int) -> dict[str, int]:
+    """Constants of the kernel that joins so many parts."""
+    most = triton.next_power_of_2(parts)
+    return {"PARTS": most, "AT_ONCE": most} if most <= AT_ONCE else {"PARTS": MAX_SPLITS, "AT_ONCE": AT_ONCE}
 
 
 @triton.jit
@@ -39,6 +46,7 @@ def _combine_kernel(
     heads,
     K: tl.constexpr,
     PARTS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     follow(PDL)
@@ -51,13 +59,15 @@ def _combine_kernel(
     weighted = tl.zeros((K,), tl.float32)
     total = 0.0
     # a part's LSE as a scalar of its own: any tensor of two parts or two heads would be passed through shared memory
-    for part in tl.static_range(PARTS):
-        held = part < num_parts
-        lse = tl.load(part_lse_ptr + part * row_heads + at, mask=held, other=float("-inf"))
-        values = tl.load(part_ptr + (part * row_heads + at) * K + column, mask=held, other=0.0)
-        factor = tl.exp2(lse - peak)
-        total += factor
-        weighted += factor * values.to(tl.float32)
+    for first in tl.range(0, num_parts, AT_ONCE):
+        for offset in tl.static_range(AT_ONCE):
+            part = first + offset
+            held = part < num_parts
+            lse = tl.load(part_lse_ptr + part * row_heads + at, mask=held, other=float("-inf"))
+            values = tl.load(part_ptr + (part * row_heads + at) * K + column, mask=held, other=0.0)
+            factor = tl.exp2(lse - peak)
+            total += factor
+            weighted += factor * values.to(tl.float32)
 
     sink = tl.load(sinks_ptr + at % heads) * LOG2E
     inverse = tl.where(total == 0, 0.0, tl.div_rn(1.0, total + tl.exp2(sink - peak)))
@@ -110,7 +120,7 @@ def launch(part: Tensor, part_lse: Tensor, sinks: Tensor, out: Tensor, lse: Tens
         rows * heads,
         heads,
         K=width,
-        PARTS=triton.next_power_of_2(parts),
+        **sizes_for(parts),
         num_warps=1,  # H200, 2026-11-30: 2.1 us for 10 parts of 128 rows, 5.3 for 2 of 4096; with 4 warps 4.0, 5.6
         **overlap(part.device),
     )

@@ -1,7 +1,7 @@
 """Faults planted in the source of the portable attention kernels: the op's tests see each."""
 
 from kernels._mutate import Faults, Seen, planted
-from kernels.sparse_attn import bf16_kernel, combine_kernel, fp8_kernel, keys_kernel
+from kernels.sparse_attn import bf16_kernel, combine_kernel, fp8_kernel, keys_kernel, test_combine_kernel
 from kernels.sparse_attn import test_sparse_attn_kernel as tests
 
 
@@ -157,11 +157,16 @@ FAULTS = [
         SPLIT,
         {
             "parts weigh alike": ("factor = tl.exp2(lse - peak)", "factor = tl.where(held, 1.0, 0.0)"),
-            "the last part left out": ("tl.static_range(PARTS)", "tl.static_range(PARTS - 1)"),
+            "the last part left out": ("tl.static_range(AT_ONCE)", "tl.static_range(AT_ONCE - 1)"),
             "the first part twice": ("(part * row_heads + at) * K", "(part * 0 + at) * K"),
             "not normalised": ("(weighted * inverse).to", "weighted.to"),
             "the LSE to base 2": ("(peak + tl.log2(total)) * LN2", "(peak + tl.log2(total))"),
         },
+    ),
+    Faults(
+        combine_kernel._combine_kernel,
+        Seen(test_combine_kernel.test_every_part_joins_once, parts=combine_kernel.AT_ONCE + 1),
+        {"one turn of parts alone": ("tl.range(0, num_parts, AT_ONCE)", "tl.range(0, 1, AT_ONCE)")},
     ),
     Faults(
         combine_kernel._combine_kernel,
