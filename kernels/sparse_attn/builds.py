@@ -34,14 +34,8 @@ def builds(sizes: Sizes) -> list[Build]:
     return [
         *(build for family in ARCHES for build in _portable(sizes, family)),
         *(_combine(sizes, parts) for parts in (2, 4, 8, 16, MAX_SPLITS)),
-        # whole rows and parts are two programs: a launch of few rows must not be the first to compile the second
-        *(_gathered_hopper(sizes, partial) for partial in (False, True)),
-        *(
-            _hopper(sizes, terms, seven, partial)
-            for terms in (1, 2)
-            for seven in (True, False)
-            for partial in (False, True)
-        ),
+        _gathered_hopper(sizes),
+        *(_hopper(sizes, terms, seven) for terms in (1, 2) for seven in (True, False)),
     ]
 
 
@@ -120,7 +114,7 @@ def _combine(sizes: Sizes, parts: int) -> Build:
     )
 
 
-def _hopper(sizes: Sizes, terms: int, seven: bool, partial: bool) -> Build:
+def _hopper(sizes: Sizes, terms: int, seven: bool) -> Build:
     signature = {
         "q_ptr": "*bf16",
         "residual_ptr": "*bf16",
@@ -136,14 +130,13 @@ def _hopper(sizes: Sizes, terms: int, seven: bool, partial: bool) -> Build:
         "num_keys": "i32",
         "score_scale": "fp32",
     }
-    form = f"{'' if seven else '_aligned'}{'_q2' if terms == 2 else ''}{'_part' if partial else ''}"
+    form = f"{'' if seven else '_aligned'}{'_q2' if terms == 2 else ''}"
     return Build(
         name=f"sparse_attn/hopper{form}/{sizes.name}",
         kernel=attend_hopper_kernel,
         signature=signature,
         constants={
             "PAGE": PAGE if seven else 1,
-            "PARTIAL": partial,
             "STAGES": stages_of(terms, seven),
             "TERMS": terms,
             "SEVEN": seven,
@@ -156,15 +149,15 @@ def _hopper(sizes: Sizes, terms: int, seven: bool, partial: bool) -> Build:
     )
 
 
-def _gathered_hopper(sizes: Sizes, partial: bool) -> Build:
+def _gathered_hopper(sizes: Sizes) -> Build:
     pointers = {"q_ptr": "*bf16", "keys_ptr": "*bf16", "idx_ptr": "*i32", "sinks_ptr": "*fp32"}
     pointers |= {"out_ptr": "*bf16", "lse_ptr": "*fp32"}
     numbers = {"q_stride": "i32", "heads": "i32", "num_keys": "i32"}
     return Build(
-        name=f"sparse_attn/hopper_b0{'_part' if partial else ''}/{sizes.name}",
+        name=f"sparse_attn/hopper_b0/{sizes.name}",
         kernel=attend_gathered_hopper_kernel,
         signature={**pointers, **numbers, "factor": "fp32"},
-        constants={"PARTIAL": partial, "STAGES": 2, "PDL": True},
+        constants={"STAGES": 2, "PDL": True},
         aligned=(*pointers, *numbers),
         options={"num_warps": 4, **OVERLAPPED},
         only=("sm_90a",),

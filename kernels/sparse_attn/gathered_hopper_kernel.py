@@ -92,7 +92,6 @@ def _scores(
     columns,
     bars,
     STAGES: gl.constexpr,
-    PARTIAL: gl.constexpr,
 ):
     full, empty, p_full, p_empty, sums_full = bars
     layout: gl.constexpr = _accumulator(64)
@@ -131,7 +130,7 @@ def _scores(
         arrive(empty.index(next_stage))
         stage = next_stage
         phase = next_phase
-    end_sums(peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads_left, PARTIAL)
+    end_sums(peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads_left)
 
 
 @gluon.jit
@@ -208,7 +207,6 @@ def attend_gathered_hopper_kernel(
     heads,
     num_keys,
     factor,
-    PARTIAL: gl.constexpr,
     STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):
@@ -253,7 +251,7 @@ def attend_gathered_hopper_kernel(
     shared = (keys, q, p, shrinks, sums, columns, bars)
     gl.warp_specialize(
         [
-            (_scores, given + shared + (STAGES, PARTIAL)),  # in a variable a constexpr is none
+            (_scores, given + shared + (STAGES,)),  # in a variable a constexpr is none
             (_values, (out, heads_left, steps, keys, p, shrinks, sums, bars, 0, STAGES)),
             (_values, (out, heads_left, steps, keys, p, shrinks, sums, bars, 1, STAGES)),
             (_producer, (gathered, idx, num_keys - low * 64, steps, keys, columns, bars, STAGES)),
@@ -300,7 +298,6 @@ def launch(
         heads,
         num_keys,
         scale * float(LOG2E.value),
-        PARTIAL=splits > 1,
         STAGES=2,
         num_warps=4,
         **overlap(q.device),

@@ -137,7 +137,6 @@ def scores_group(
     tiles,
     bars,
     STAGES: gl.constexpr,
-    PARTIAL: gl.constexpr,
     TERMS: gl.constexpr,
     SEVEN: gl.constexpr,
 ):
@@ -203,6 +202,4 @@ def scores_group(
         arrive(empty.index(stage))
         stage = next_stage
         phase = next_phase
-    end_sums(
-        peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads - head_of_tile, PARTIAL
-    )
+    end_sums(peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads - head_of_tile)

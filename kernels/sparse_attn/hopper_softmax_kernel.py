@@ -95,22 +95,19 @@ def put_weights(p, shrinks, p_empty, weights, shrink, step):
 
 
 @gluon.jit
-def end_sums(
-    peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads_left, PARTIAL: gl.constexpr
-):
-    """Write the LSE (base 2 of a part, else natural) and hand the reciprocal sums to the values groups."""
+def end_sums(peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads_left):
+    """Write the LSE (base 2 of a part, else natural) and hand the reciprocal sums to the values groups.
+
+    A part's sum is without the sink. Which it is, the grid says, as in :func:`.keys_kernel.finish_row`.
+    """
+    partial = gl.num_programs(1) > 1
     by_head: gl.constexpr = peak.type.layout
     head = gl.arange(0, 64, by_head)
     own = head < heads_left
     total = gl.convert_layout(gl.sum(total, 1), by_head)
     some = gl.where(total < TINY, TINY, total)  # a NaN stays
     lse = gl.where(total == 0, float("-inf"), peak + gl.log2(some))
-    if PARTIAL:
-        inverse = 1.0 / some
-    else:
-        lse = lse * LN2
-        sink = gl.load(sinks_ptr + head_of_tile + head, mask=own, other=0.0) * LOG2E
-        inverse = 1.0 / (some + gl.exp2(sink - peak))
-    gl.store(lse_ptr + lse_at + head, lse, mask=own)
-    sums.store(inverse)
+    sink = gl.load(sinks_ptr + head_of_tile + head, mask=own, other=0.0) * LOG2E
+    gl.store(lse_ptr + lse_at + head, lse * gl.where(partial, 1.0, LN2), mask=own)
+    sums.store(1.0 / (some + gl.where(partial, 0.0, gl.exp2(sink - peak))))
     arrive(sums_full)

@@ -117,15 +117,22 @@ FAULTS = [
         hopper_softmax_kernel.end_sums,
         SINK,
         {
-            "the sink left out": ("(some + gl.exp2(sink - peak))", "some"),
+            "the sink left out": ("gl.where(partial, 0.0, gl.exp2(sink - peak))", "0.0"),
             "the sink to base 2": ("other=0.0) * LOG2E", "other=0.0)"),
-            "the LSE to base 2": ("lse = lse * LN2", "lse = lse"),
+            "the LSE to base 2": ("lse * gl.where(partial, 1.0, LN2)", "lse"),
         },
     ),
     Faults(
         hopper_softmax_kernel.end_sums,
         SPLIT,
-        {"parts not normalised": ("inverse = 1.0 / some\n", "inverse = some * 0.0 + 1.0\n")},
+        {
+            "parts not normalised": ("sums.store(1.0 / (", "sums.store(1.0 / (1.0 + 0.0 * "),
+            "the sink in every part": (
+                "gl.where(partial, 0.0, gl.exp2(sink - peak))",
+                "gl.exp2(sink - peak)",
+            ),
+            "a part's LSE natural": ("lse * gl.where(partial, 1.0, LN2)", "lse * LN2"),
+        },
     ),
     Faults(
         hopper_softmax_kernel.block_of,
