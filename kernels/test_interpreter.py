@@ -71,9 +71,13 @@ def _rows(a_ptr, b_ptr, y_ptr, ROWS: tl.constexpr, K: tl.constexpr, N: tl.conste
     tl.store(y_ptr + rows[:, None] * N + n, tl.dot(a, b, input_precision="ieee"))
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available(), reason="no interpreter: a GPU runs the kernel, whose tiles are its own"
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="no interpreter: a GPU runs kernels, and Triton's types are as it has them",
 )
+
+
+@interpreted
 @pytest.mark.parametrize("rows", [1, 2, 4, 16, 32])
 def test_a_rows_dot_does_not_see_the_rows_beside_it(rows):
     """BLAS takes other kernels for other shapes: a test of a kernel's own order would fail on some processors."""
@@ -128,6 +132,7 @@ def test_a_loop_may_be_bounded_by_values(accelerator):
     assert y.tolist() == [sum(range(start, 20, 6)) for start in (0, 2, 4)]
 
 
+@interpreted
 def test_a_known_shape_is_checked_and_named_like_a_new_one():
     held = tl.block_type(tl.float32, [4, tl.constexpr(8)])
     again = tl.block_type(tl.int32, (4, 8))

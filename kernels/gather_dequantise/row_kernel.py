@@ -20,5 +20,7 @@ def own_slots(
 def copy_rope(rope_at, out_at, slot, here, NOPE: tl.constexpr):
     """Copy 64 BF16 from [KEYS] to NOPE values after [KEYS], where ``here``; zeros where the slot is -1."""
     column = tl.arange(0, 64)[None, :]
-    rope = tl.load(rope_at[:, None] + column, mask=(slot >= 0)[:, None], other=0.0)
+    rope = tl.load(
+        rope_at[:, None] + column, mask=(slot >= 0)[:, None], other=0.0, eviction_policy="evict_first"
+    )
     tl.store(out_at[:, None] + NOPE + column, rope, mask=here[:, None])

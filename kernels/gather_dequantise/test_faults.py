@@ -27,8 +27,8 @@ FAULTS = [
         TABLE,
         {
             "rope of no key is not zero": (
-                "mask=(slot >= 0)[:, None], other=0.0)",
-                "mask=(slot >= -1)[:, None], other=0.0)",
+                "mask=(slot >= 0)[:, None], other=0.0,",
+                "mask=(slot >= -1)[:, None], other=0.0,",
             ),
             "rope not stored for the first keys": (
                 "rope, mask=here[:, None]",

@@ -132,8 +132,8 @@ def offsets(K: gl.constexpr, WARPS: gl.constexpr):
 def load_step(w_ptr, scale_ptr, at, step):
     """Words [N, 16] twice and scales [N, 4] of 256 columns."""
     word_at, scale_at = at
-    first = gl.load(w_ptr + step * 32 + word_at)
-    second = gl.load(w_ptr + step * 32 + word_at + 4)
+    first = gl.load(w_ptr + step * 32 + word_at, eviction_policy="evict_first")  # each is read once
+    second = gl.load(w_ptr + step * 32 + word_at + 4, eviction_policy="evict_first")
     return first, second, gl.load(scale_ptr + step * 4 + scale_at)
 
 

@@ -37,7 +37,7 @@ FAULTS = [
     Faults(
         hopper_product_kernel.load_step,
         ROWS,
-        {"the first words twice": ("step * 32 + word_at + 4)", "step * 32 + word_at)")},
+        {"the first words twice": ("step * 32 + word_at + 4,", "step * 32 + word_at,")},
     ),
     Faults(
         hopper_product_kernel._multiply_step,

@@ -35,6 +35,34 @@ def sizes_for(parts: int) -> dict[str, int]:
 
 
 @triton.jit
+def _add(
+    weighted,
+    total,
+    part_ptr,
+    part_lse_ptr,
+    peak,
+    first,
+    num_parts,
+    stride,
+    K: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """Sums of weighted values [K] and of weights with COUNT parts added, from ``first`` on.
+
+    A part's LSE is a scalar of its own: any tensor of two parts or two heads would be passed through shared memory.
+    """
+    for offset in tl.static_range(COUNT):
+        part = first + offset
+        held = part < num_parts
+        lse = tl.load(part_lse_ptr + part * stride, mask=held, other=float("-inf"))
+        values = tl.load(part_ptr + part * stride * K + tl.arange(0, K), mask=held, other=0.0)
+        factor = tl.exp2(lse - peak)
+        total += factor
+        weighted += factor * values.to(tl.float32)
+    return weighted, total
+
+
+@triton.jit
 def _combine_kernel(
     part_ptr,
     part_lse_ptr,
@@ -55,23 +83,23 @@ def _combine_kernel(
     lses = tl.load(part_lse_ptr + every * row_heads + at, mask=every < num_parts, other=float("-inf"))
     peak = tl.max(lses, 0)
     peak = tl.where(peak == float("-inf"), 0.0, peak)
-    column = tl.arange(0, K)
+    part_ptr += at * K
+    part_lse_ptr += at
     weighted = tl.zeros((K,), tl.float32)
     total = 0.0
-    # a part's LSE as a scalar of its own: any tensor of two parts or two heads would be passed through shared memory
-    for first in tl.range(0, num_parts, AT_ONCE):
-        for offset in tl.static_range(AT_ONCE):
-            part = first + offset
-            held = part < num_parts
-            lse = tl.load(part_lse_ptr + part * row_heads + at, mask=held, other=float("-inf"))
-            values = tl.load(part_ptr + (part * row_heads + at) * K + column, mask=held, other=0.0)
-            factor = tl.exp2(lse - peak)
-            total += factor
-            weighted += factor * values.to(tl.float32)
+    if PARTS == AT_ONCE:  # as a loop of one turn it took 0.2 to 1.3 us more (H200, 2026-12-01)
+        weighted, total = _add(
+            weighted, total, part_ptr, part_lse_ptr, peak, 0, num_parts, row_heads, K, AT_ONCE
+        )
+    else:
+        for first in tl.range(0, num_parts, AT_ONCE):
+            weighted, total = _add(
+                weighted, total, part_ptr, part_lse_ptr, peak, first, num_parts, row_heads, K, AT_ONCE
+            )
 
     sink = tl.load(sinks_ptr + at % heads) * LOG2E
     inverse = tl.where(total == 0, 0.0, tl.div_rn(1.0, total + tl.exp2(sink - peak)))
-    tl.store(out_ptr + at * K + column, (weighted * inverse).to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + at * K + tl.arange(0, K), (weighted * inverse).to(out_ptr.dtype.element_ty))
     tl.store(lse_ptr + at, tl.where(total == 0, float("-inf"), (peak + tl.log2(total)) * LN2))
 
 

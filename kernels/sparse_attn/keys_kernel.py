@@ -68,15 +68,27 @@ def scale_offset(slot, page_stride, PAGE: tl.constexpr, DATA: tl.constexpr):
 
 
 @triton.jit
-def widened_nope(pages_ptr, slot, page_stride, PAGE: tl.constexpr, NOPE: tl.constexpr, SCALED: tl.constexpr):
-    """Nope values [BLOCK_S, NOPE / 64 + 1, 64] BF16 of :func:`widened`; the last group is zeros."""
+def widened_nope(
+    pages_ptr,
+    slot,
+    page_stride,
+    PAGE: tl.constexpr,
+    NOPE: tl.constexpr,
+    SCALED: tl.constexpr,
+    KEEP: tl.constexpr,
+):
+    """Nope values [BLOCK_S, NOPE / 64 + 1, 64] BF16 of :func:`widened`; the last group is zeros.
+
+    Without KEEP the codes leave the caches first: nothing near will read them again.
+    """
     groups: tl.constexpr = NOPE // GROUP
     data: tl.constexpr = NOPE + 2 * GROUP
     group = tl.arange(0, groups + 1)[None, :, None]
     column = tl.arange(0, GROUP)[None, None, :]
     read = (slot >= 0)[:, None, None] & (group < groups)
     start = data_offset(slot, page_stride, PAGE, data)[:, None, None]
-    codes = tl.load(pages_ptr + start + group * GROUP + column, mask=read, other=0)
+    policy: tl.constexpr = "" if KEEP else "evict_first"
+    codes = tl.load(pages_ptr + start + group * GROUP + column, mask=read, other=0, eviction_policy=policy)
     values = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     if SCALED:
         scales = scale_offset(slot, page_stride, PAGE, data)[:, None, None] + group
@@ -106,7 +118,7 @@ def widened(
     held = (slot >= 0)[:, None, None]
     group = tl.arange(0, groups + 1)[None, :, None]
     column = tl.arange(0, GROUP)[None, None, :]
-    values = widened_nope(pages_ptr, slot, page_stride, PAGE, NOPE, SCALED)
+    values = widened_nope(pages_ptr, slot, page_stride, PAGE, NOPE, SCALED, True)
     start = data_offset(slot, page_stride, PAGE, NOPE + 2 * GROUP)[:, None, None]
     if ROPE:
         rope = tl.load(

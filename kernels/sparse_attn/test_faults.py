@@ -153,12 +153,18 @@ FAULTS = [
         },
     ),
     Faults(
-        combine_kernel._combine_kernel,
+        combine_kernel._add,
         SPLIT,
         {
             "parts weigh alike": ("factor = tl.exp2(lse - peak)", "factor = tl.where(held, 1.0, 0.0)"),
-            "the last part left out": ("tl.static_range(AT_ONCE)", "tl.static_range(AT_ONCE - 1)"),
-            "the first part twice": ("(part * row_heads + at) * K", "(part * 0 + at) * K"),
+            "the last part left out": ("tl.static_range(COUNT)", "tl.static_range(COUNT - 1)"),
+            "the first part twice": ("part * stride * K", "part * 0 * K"),
+        },
+    ),
+    Faults(
+        combine_kernel._combine_kernel,
+        SPLIT,
+        {
             "not normalised": ("(weighted * inverse).to", "weighted.to"),
             "the LSE to base 2": ("(peak + tl.log2(total)) * LN2", "(peak + tl.log2(total))"),
         },
