@@ -33,10 +33,7 @@ MOST_ROWS = 16
 # all of a launch run at once and the next one's take nothing from them.
 WARPS = 8
 WHOLE = 2, 96
-OF_PARTS = (
-    1,
-    112,
-)  # 7.1 and 9.0 with 112 registers and finish_kernel.py's programs of 256 sums; 7.4 and 9.1 with 96
+OF_PARTS = 1, 128
 
 
 @gluon.jit(do_not_specialize=["T"])
