@@ -33,7 +33,7 @@ MOST_ROWS = 16
 # all of a launch run at once and the next one's take nothing from them.
 WARPS = 8
 WHOLE = 2, 96
-OF_PARTS = 1, 128
+OF_PARTS = 1, 128  # docs/evidence/nvfp4.md has others
 
 
 @gluon.jit(do_not_specialize=["T"])
