@@ -84,19 +84,26 @@ def sparse_attn(
     low, high = (int(idx.min()), int(idx.max())) if idx.numel() else (-1, -1)
     if low < -1 or high >= len(pool):
         raise ValueError(f"sparse_attn: idx spans {low} to {high}, the pool has {len(pool)} rows")
+    if len(pool) > idx.numel():
+        pool, idx = _only_named(pool, idx)
     nope = slice(0, q.shape[-1] - n_rope)
     rope = slice(q.shape[-1] - n_rope, q.shape[-1])
     queries = torch.cat((at.q_nope(q[..., nope]), at.q_rope(q[..., rope])), dim=-1)
-    keys = torch.cat((at.k_nope(pool[:, nope]), at.k_rope(pool[:, rope])), dim=-1)
+    keys = pool
+    if at.k_nope is not exact or at.k_rope is not exact:
+        keys = torch.cat((at.k_nope(pool[:, nope]), at.k_rope(pool[:, rope])), dim=-1)
     cut_values = slices(pool, dim=-1)
-    cut_keys = cut_values if torch.equal(keys, pool) else slices(keys, dim=-1)
-    finite = math.isfinite(pool.sum()) and math.isfinite(keys.sum())  # a sum keeps every NaN and infinity
+    cut_keys = cut_values if keys is pool or torch.equal(keys, pool) else slices(keys, dim=-1)
+    # a sum keeps every NaN and infinity
+    finite = math.isfinite(pool.sum()) and (keys is pool or math.isfinite(keys.sum()))
     # a NaN in a key must not reach a neighbour that does not name it; sums are exact up to MAX_K keys
     step = max(min(ROWS, MAX_K // max(idx.shape[1], 1)), 1) if finite else 1
     outs, lses = [], []
     for rows, chosen in zip(queries.split(step), idx.split(step), strict=True):
         named, count = _named_rows(chosen, len(pool))
-        logits = _logits(rows, _take(cut_keys, named)) * scale  # [t, H, U]
+        values = _take(cut_values, named)
+        turned = values if cut_keys is cut_values else _take(cut_keys, named)
+        logits = _logits(rows, turned) * scale  # [t, H, U]
         logits = logits.float().double().masked_fill((count == 0)[:, None, :], -torch.inf)
         peak = (
             logits.amax(-1, keepdim=True) if len(named) else logits.new_full((*rows.shape[:2], 1), -torch.inf)
@@ -105,7 +112,7 @@ def sparse_attn(
         p = (logits - peak).exp().float()
         total = exact_sum(p.double() * count[:, None, :], dim=-1)[..., None]
         denominator = total + (sinks.double()[None, :, None] - peak).exp()
-        weighted = _weighted_values(p, count, _take(cut_values, named), nope, at)
+        weighted = _weighted_values(p, count, values, nope, at)
         outs.append((weighted / denominator).float())
         lses.append((total.log() + peak).squeeze(-1).float())
     if not outs:
@@ -122,7 +129,16 @@ def _named_rows(chosen: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return named, count[:, named]
 
 
+def _only_named(pool: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
+    """The pool without the rows that no query names, in the same order, and the lists as rows of that."""
+    named, place = torch.unique(idx, return_inverse=True)  # ascending: -1 is the first
+    absent = int((named[:1] < 0).sum())
+    return pool[named[absent:]], place - absent
+
+
 def _take(cut: Slices, rows: Tensor) -> Slices:
+    if len(rows) == len(cut.unit):  # ascending, so that they are all rows as they lie
+        return cut
     return Slices(cut.high[rows], cut.low[rows], cut.unit[rows])
 
 
