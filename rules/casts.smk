@@ -12,6 +12,7 @@ rule casts:
         "<logs>/casts.log",
     benchmark:
         "<benchmarks>/casts.tsv"
+    priority: -1  # the page alone waits for it: whenever a core has nothing else
     params:
         spine=spine_plans,
     shell:

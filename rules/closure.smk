@@ -10,6 +10,7 @@ rule closure:
         "<logs>/closure.log",
     benchmark:
         "<benchmarks>/closure.tsv"
+    priority: -2  # the page alone waits for it: whenever a core has nothing else
     params:
         archived=list(CONFIG.archived),
         plans=json.dumps({rung.id: flatten(rung.plan) for rung in CONFIG.ladder}),

@@ -15,6 +15,7 @@ rule make_reference:
         "<logs>/reference.log",
     benchmark:
         "<benchmarks>/reference.tsv"
+    priority: 10  # every rung waits for it
     params:
         decode_steps=CONFIG.decode_steps,
         prefill_rows=CONFIG.prefill_rows,

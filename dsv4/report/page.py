@@ -1,12 +1,14 @@
 """From an audit to one self-contained HTML text."""
 
+import subprocess
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 import pandas as pd
-import vl_convert
+from altair.utils.schemapi import debug_mode
 from markupsafe import Markup
 
 from dsv4.ladder import State
@@ -34,9 +36,28 @@ from dsv4.report.ledger import costs, ledger
 from dsv4.report.load import Audit
 from dsv4.report.marks import TAP_ORDER
 
+BUNDLE = (
+    'import sys, vl_convert; sys.stdout.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))'
+)
+
 
 def render(audit: Audit, now: datetime | None = None) -> str:
-    """The whole page."""
+    """The whole page.
+
+    Raises
+    ------
+    RuntimeError
+        The chart library gave no script.
+    """
+    _bundling()
+    with debug_mode(
+        False
+    ):  # a chart is checked as a whole where it becomes JSON, not also in each of its parts
+        return filled("page.html.j2", _context(audit, now or datetime.now(UTC)), _script(), [text.STYLE])
+
+
+def _context(audit: Audit, now: datetime) -> dict[str, Any]:
+    """What the page's template is filled with."""
     limits = {name: verdict.get("limits") or [] for name, verdict in audit.verdicts.items()}
     cells = bounds.with_limits(bounds.with_floor(frames.heat(frames.cells(audit.metrics))), limits)
     cells = bounds.with_noise(cells, audit.noise)
@@ -58,7 +79,7 @@ def render(audit: Audit, now: datetime | None = None) -> str:
     text_charts = text_panels.chosen(written) if audit.texts.documents else []
     residual_charts = text_panels.residual(audit.texts.residual)
     title, tone = words.headline(audit)
-    context: dict[str, Any] = {
+    return {
         "audit": audit,
         "macros": theme.MACROS,
         "title": title,
@@ -94,12 +115,11 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         "guards": behind.guards(audit),
         "nonfinite": frames.nonfinite(audit.metrics).to_dict("records"),
         "identity": behind.identity(audit),
-        "now": now or datetime.now(UTC),
+        "now": now,
         "digits": digits,
         "packed": packed,
         "specs": Markup(panels.specs([*one, *whole, *text_charts, *residual_charts])),  # every "<" is escaped
     }
-    return filled("page.html.j2", context, _script(), [text.STYLE])
 
 
 def _among(names: Iterable[str], column: Iterable[str]) -> list[str]:
@@ -129,7 +149,15 @@ def _first(audit: Audit, shown: list[str]) -> str:
 
 
 @cache
+def _bundling() -> subprocess.Popen[str]:
+    """A process that makes Vega's script: seconds of a core in which this one's threads could not run."""
+    return subprocess.Popen([sys.executable, "-c", BUNDLE], stdout=subprocess.PIPE, text=True)
+
+
+@cache
 def _script() -> str:
     """Vega's script, then ours."""
-    vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    vega, _ = _bundling().communicate()
+    if _bundling().returncode:
+        raise RuntimeError(f"vl_convert gave no script: exit {_bundling().returncode}, see above")
     return "{" + vega + "}\n" + (HERE / "page.js").read_text()
