@@ -33,7 +33,7 @@ from dsv4.report import (
 )
 from dsv4.report.document import HERE, filled
 from dsv4.report.ledger import costs, ledger
-from dsv4.report.load import Audit
+from dsv4.report.load import Audit, ReportError
 from dsv4.report.marks import TAP_ORDER
 
 BUNDLE = (
@@ -46,7 +46,7 @@ def render(audit: Audit, now: datetime | None = None) -> str:
 
     Raises
     ------
-    RuntimeError
+    ReportError
         The chart library gave no script.
     """
     _bundling()
@@ -159,5 +159,5 @@ def _script() -> str:
     """Vega's script, then ours."""
     vega, _ = _bundling().communicate()
     if _bundling().returncode:
-        raise RuntimeError(f"vl_convert gave no script: exit {_bundling().returncode}, see above")
+        raise ReportError(f"vl_convert gave no script (exit {_bundling().returncode}); it says why above")
     return "{" + vega + "}\n" + (HERE / "page.js").read_text()

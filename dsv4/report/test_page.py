@@ -2,6 +2,7 @@ import base64
 import gzip
 import json
 import re
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -9,10 +10,11 @@ import pytest
 from markupsafe import escape
 
 from dsv4.report import frames, payload
+from dsv4.report import page as page_module
 from dsv4.report.__main__ import main
 from dsv4.report.behind import guards, identity
 from dsv4.report.conftest import read
-from dsv4.report.load import load
+from dsv4.report.load import ReportError, load
 from dsv4.report.page import render
 from dsv4.report.samples import CONFIG
 
@@ -162,3 +164,11 @@ def test_code_that_runs_is_shown_with_archived_files_and_what_is_not_known(page)
     assert "import_module of &lt;a&gt; name" in section
     assert re.search(r"dsv4/old/\*\.cu.*not ruled out.*dsv4/run/variant\.py:9 → dsv4/old/index\.cu", section)
     assert "kernels/sanitize.py" in section
+
+
+def test_a_page_without_its_chart_library_is_no_page(failing, monkeypatch):
+    monkeypatch.setattr(page_module, "BUNDLE", "raise SystemExit('no bundle here')")
+    monkeypatch.setattr(page_module, "_bundling", cache(page_module._bundling.__wrapped__))
+    monkeypatch.setattr(page_module, "_script", cache(page_module._script.__wrapped__))
+    with pytest.raises(ReportError, match=r"vl_convert gave no script \(exit 1\)"):
+        render(read(failing))

@@ -3,7 +3,7 @@
 from kernels.build_spec import Build, Sizes
 from kernels.overlap import OVERLAPPED
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
-from kernels.sparse_attn.combine_kernel import MAX_SPLITS, _combine_kernel, sizes_for
+from kernels.sparse_attn.combine_kernel import AT_ONCE, MAX_SPLITS, _combine_kernel, sizes_for
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
 from kernels.sparse_attn.gathered_hopper_kernel import attend_gathered_hopper_kernel
 from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel, stages_of
@@ -33,7 +33,7 @@ def builds(sizes: Sizes) -> list[Build]:
     """Every path at a real model's heads and 64-token pages, for each family of devices."""
     return [
         *(build for family in ARCHES for build in _portable(sizes, family)),
-        *(_combine(sizes, parts) for parts in (2, 4, 8, 16, MAX_SPLITS)),
+        *(_combine(sizes, parts) for parts in (2, 4, 8, AT_ONCE, MAX_SPLITS)),
         _gathered_hopper(sizes),
         *(_hopper(sizes, terms, seven) for terms in (1, 2) for seven in (True, False)),
     ]
