@@ -110,7 +110,7 @@ def slices(x: Tensor, dim: int) -> Slices:
     if x.shape[dim] == 0:
         return Slices(x, x, torch.ones_like(x.sum(dim, keepdim=True)))
     unit = _unit(x, dim, SLICE_BITS)
-    scaled = x / unit
+    scaled = x * unit.reciprocal()  # a power of two, so as exact as the quotient
     high = _to_multiple(scaled, 1.0)
     return Slices(high, _to_multiple(scaled.sub_(high).mul_(2.0**SLICE_BITS), 1.0), unit)
 

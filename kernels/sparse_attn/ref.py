@@ -103,17 +103,19 @@ def sparse_attn(
         named, count = _named_rows(chosen, len(pool))
         values = _take(cut_values, named)
         turned = values if cut_keys is cut_values else _take(cut_keys, named)
-        logits = _logits(rows, turned) * scale  # [t, H, U]
-        logits = logits.float().double().masked_fill((count == 0)[:, None, :], -torch.inf)
+        logits = _logits(rows, turned).mul_(scale).float().double()  # [t, H, U]
+        logits.masked_fill_((count == 0)[:, None, :], -torch.inf)
+        if not (count > 1).any():
+            count = None
         peak = (
             logits.amax(-1, keepdim=True) if len(named) else logits.new_full((*rows.shape[:2], 1), -torch.inf)
         )
         peak = at.peak(peak.masked_fill(peak == -torch.inf, 0.0))
-        p = (logits - peak).exp().float()
-        total = exact_sum(p.double() * count[:, None, :], dim=-1)[..., None]
+        p = logits.sub_(peak).exp_().float()
+        total = exact_sum(_counted(p, count), dim=-1)[..., None]
         denominator = total + (sinks.double()[None, :, None] - peak).exp()
         weighted = _weighted_values(p, count, values, nope, at)
-        outs.append((weighted / denominator).float())
+        outs.append(weighted.div_(denominator).float())
         lses.append((total.log() + peak).squeeze(-1).float())
     if not outs:
         return torch.empty_like(q), q.new_empty(q.shape[:2])
@@ -145,18 +147,25 @@ def _take(cut: Slices, rows: Tensor) -> Slices:
 def _logits(rows: Tensor, keys: Slices) -> Tensor:
     """Dots of every head with every key: (t, H, K), (U, K) -> (t, H, U) FP64."""
     left = slices(rows.flatten(0, 1), dim=-1)
-    dots = product(left, Slices(keys.high.T, keys.low.T, keys.unit.T)) * left.unit * keys.unit.T
+    dots = product(left, Slices(keys.high.T, keys.low.T, keys.unit.T)).mul_(left.unit).mul_(keys.unit.T)
     return dots.unflatten(0, rows.shape[:2])
 
 
-def _weighted_values(p: Tensor, count: Tensor, values: Slices, nope: slice, at: AttnRounding) -> Tensor:
+def _counted(p: Tensor, count: Tensor | None) -> Tensor:
+    """P (t, H, U) as often as each row is named, FP64; a count of None: once, and p is 0 where it is not."""
+    return p.double() if count is None else p.double() * count[:, None, :]
+
+
+def _weighted_values(
+    p: Tensor, count: Tensor | None, values: Slices, nope: slice, at: AttnRounding
+) -> Tensor:
     """``sum_u p_u v_u`` by part: (t, H, U) -> (t, H, K) FP64. The unit of each value row joins p."""
     heads = p.shape[:2]
 
     def part(stored: Tensor, columns: slice) -> Tensor:
-        left = slices((stored.double() * count[:, None, :] * values.unit.T).flatten(0, 1), dim=-1)
+        left = slices(_counted(stored, count).mul_(values.unit.T).flatten(0, 1), dim=-1)
         right = Slices(values.high[:, columns], values.low[:, columns], values.unit)
-        return (product(left, right) * left.unit).unflatten(0, heads)
+        return product(left, right).mul_(left.unit).unflatten(0, heads)
 
     if at.p_nope is at.p_rope:
         return part(at.p_nope(p), slice(None))
