@@ -16,6 +16,7 @@ from kernels.index_key.kernel import ENTRY_BYTES, store_index_keys
 from kernels.index_logits.kernel import paged_index_logits, paged_index_logits_fp4
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
 from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
+from kernels.sparse_attn.combine_kernel import _combine_kernel, sizes_for
 from kernels.sparse_attn.kernel import room, sparse_attn_fp8, sparse_attn_gathered, sparse_attn_widened
 
 LIMIT, FREE = 2**31, 5 * 10**9
@@ -215,3 +216,25 @@ def test_a_gathered_buffer_of_more_than_2_31_keys(path):
         out.append(got[0][-1].float().cpu())
     assert out[1].isfinite().all()
     assert_bitwise(*out)
+
+
+@pytest.mark.skipif(
+    GPU and torch.cuda.mem_get_info()[0] < 2 * FREE, reason="no GPU with 10 GB free: its parts lie 4 GB apart"
+)
+def test_a_part_past_2_31_values_joins_like_one_beside_the_first():
+    """One program of a launch too large to make; where an offset wrapped at 32 bits lands, another part lies."""
+    rows = LIMIT // WIDTH  # of a part
+    near, lse, sink = torch.randn(3, WIDTH).to(BF16), torch.randn(2, 1), torch.zeros(1)
+    far, far_lse = torch.empty(2 * LIMIT + WIDTH, dtype=BF16), torch.empty(rows + 1)
+    far[LIMIT:][:WIDTH], far[2 * LIMIT :], far[:WIDTH] = near
+    far_lse[0], far_lse[rows] = lse
+
+    def joined(parts, lses, row_heads):
+        out, out_lse = torch.empty(WIDTH, dtype=BF16), torch.empty(1)
+        given = (parts, lses, sink, out, out_lse, 2, row_heads, 1)
+        _combine_kernel[(1,)](*given, K=WIDTH, **sizes_for(2), PDL=False, num_warps=1)
+        return out.float().cpu()
+
+    want = joined(near[:2].contiguous(), lse, 1)
+    assert_bitwise(joined(far[LIMIT:], far_lse, rows), want)
+    assert_differs(joined(near[::2].contiguous(), lse, 1), want)

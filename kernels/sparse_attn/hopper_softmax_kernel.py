@@ -98,7 +98,7 @@ def put_weights(p, shrinks, p_empty, weights, shrink, step):
 def end_sums(peak, total, sums, sums_full, sinks_ptr, lse_ptr, lse_at, head_of_tile, heads_left):
     """Write the LSE (base 2 of a part, else natural) and hand the reciprocal sums to the values groups.
 
-    A part's sum is without the sink. Which it is, the grid says, as in :func:`.keys_kernel.finish_row`.
+    A part's sum is without the sink. Which it is, the grid says, as in keys_kernel.py's finish_row.
     """
     partial = gl.num_programs(1) > 1
     by_head: gl.constexpr = peak.type.layout

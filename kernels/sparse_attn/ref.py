@@ -102,19 +102,18 @@ def sparse_attn(
     for rows, chosen in zip(queries.split(step), idx.split(step), strict=True):
         named, count = _named_rows(chosen, len(pool))
         values = _take(cut_values, named)
-        turned = values if cut_keys is cut_values else _take(cut_keys, named)
-        logits = _logits(rows, turned).mul_(scale).float().double()  # [t, H, U]
+        named_keys = values if cut_keys is cut_values else _take(cut_keys, named)
+        logits = _logits(rows, named_keys).mul_(scale).float().double()  # [t, H, U]
         logits.masked_fill_((count == 0)[:, None, :], -torch.inf)
-        if not (count > 1).any():
-            count = None
+        repeats = count if (count > 1).any() else None
         peak = (
             logits.amax(-1, keepdim=True) if len(named) else logits.new_full((*rows.shape[:2], 1), -torch.inf)
         )
         peak = at.peak(peak.masked_fill(peak == -torch.inf, 0.0))
         p = logits.sub_(peak).exp_().float()
-        total = exact_sum(_counted(p, count), dim=-1)[..., None]
+        total = exact_sum(_counted(p, repeats), dim=-1)[..., None]
         denominator = total + (sinks.double()[None, :, None] - peak).exp()
-        weighted = _weighted_values(p, count, values, nope, at)
+        weighted = _weighted_values(p, repeats, values, nope, at)
         outs.append(weighted.div_(denominator).float())
         lses.append((total.log() + peak).squeeze(-1).float())
     if not outs:
@@ -132,7 +131,7 @@ def _named_rows(chosen: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _only_named(pool: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
-    """The pool without the rows that no query names, in the same order, and the lists as rows of that."""
+    """Rows of the pool (N, K) that a list (T, S) int64 names, in their order (U, K), and the lists as rows of those."""
     named, place = torch.unique(idx, return_inverse=True)  # ascending: -1 is the first
     absent = int((named[:1] < 0).sum())
     return pool[named[absent:]], place - absent
@@ -151,19 +150,19 @@ def _logits(rows: Tensor, keys: Slices) -> Tensor:
     return dots.unflatten(0, rows.shape[:2])
 
 
-def _counted(p: Tensor, count: Tensor | None) -> Tensor:
-    """P (t, H, U) as often as each row is named, FP64; a count of None: once, and p is 0 where it is not."""
-    return p.double() if count is None else p.double() * count[:, None, :]
+def _counted(p: Tensor, repeats: Tensor | None) -> Tensor:
+    """FP32 p (t, H, U), 0 where a row is not named, times ``repeats`` (t, U), None: once; (t, H, U) FP64, new."""
+    return p.double() if repeats is None else p.double() * repeats[:, None, :]
 
 
 def _weighted_values(
-    p: Tensor, count: Tensor | None, values: Slices, nope: slice, at: AttnRounding
+    p: Tensor, repeats: Tensor | None, values: Slices, nope: slice, at: AttnRounding
 ) -> Tensor:
     """``sum_u p_u v_u`` by part: (t, H, U) -> (t, H, K) FP64. The unit of each value row joins p."""
     heads = p.shape[:2]
 
     def part(stored: Tensor, columns: slice) -> Tensor:
-        left = slices(_counted(stored, count).mul_(values.unit.T).flatten(0, 1), dim=-1)
+        left = slices(_counted(stored, repeats).mul_(values.unit.T).flatten(0, 1), dim=-1)
         right = Slices(values.high[:, columns], values.low[:, columns], values.unit)
         return product(left, right).mul_(left.unit).unflatten(0, heads)
 

@@ -158,7 +158,7 @@ FAULTS = [
         {
             "parts weigh alike": ("factor = tl.exp2(lse - peak)", "factor = tl.where(held, 1.0, 0.0)"),
             "the last part left out": ("tl.static_range(COUNT)", "tl.static_range(COUNT - 1)"),
-            "the first part twice": ("part * stride * K", "part * 0 * K"),
+            "the first part twice": ("(part * row_heads + at) * K", "(part * 0 + at) * K"),
         },
     ),
     Faults(
