@@ -86,7 +86,7 @@ def compile_build(build: Build, arch: Architecture, stem: Path, kept: Kept) -> N
         stack.enter_context(contextlib.redirect_stdout(said))
         kernel = source(build)
         if lowered:
-            kernel = stack.enter_context(resumed(kernel, lowered))
+            kernel = stack.enter_context(resumed(kernel, lowered, arch))
         made = triton.compile(kernel, target=target, options=dict(build.options))
     if not lowered:
         kept.add(arch, made, triton.__version__)

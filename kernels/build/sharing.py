@@ -4,8 +4,10 @@ Triton lowers a kernel to LLVM IR with the architecture in mind, but what it loo
 instructions there are, and whether a warp can reduce FP32 in one instruction (sm_100 alone). Whatever :func:`common`
 lets share was lowered for each architecture too and compared, byte for byte, for every Build there is (Triton 3.6.0,
 2026-12-01: 99 on sm_90a, 172 on sm_103a, 99 on sm_120a, no difference); tests repeat it for a few. To repeat it for
-all, build one architecture in a call of its own, where nothing is shared, and compare hashes. PTX and cubin are always
-an architecture's own.
+all, build one architecture in a call of its own, where nothing is shared, and compare hashes.
+
+Where sm_120a shares the LLVM IR it shares the PTX too, but for the name of the architecture (2026-12-02: all 99);
+sm_103a's and sm_90a's often differ. Cubins are always an architecture's own.
 """
 
 import copy
@@ -19,9 +21,11 @@ from kernels.build.architecture import Architecture
 FIRST = "sm_100a"  # compiled before the others
 COMPARED = ("3.6.0",)  # releases of Triton; with another, every architecture is compiled from the source on
 _TENSOR_CORES = ("tt.dot", "tt.descriptor", "ttng.")  # in Triton's IR: lowered by family
+_SAME_PTX = ("sm_120a",)
 _ONE_WARP_REDUCTION = "llvm.nvvm.redux.sync.f"
 # what lowering finds out besides the text
 _FOUND = (
+    "name",
     "num_warps",
     "shared",
     "tmem_size",
@@ -39,13 +43,14 @@ class Lowered:
 
     Attributes
     ----------
-    llir : the text.
+    llir, ptx : the text; PTX of sm_100a.
     found : what Triton found out on the way, such as the bytes of shared memory.
     arches : architectures whose LLVM IR it is too.
     assembler : version of the ptxas that it was lowered for: Triton asks which PTX that one reads.
     """
 
     llir: str
+    ptx: str
     found: Mapping[str, Any]
     arches: tuple[str, ...]
     assembler: str
@@ -70,7 +75,7 @@ class Kept:
         ):  # Gluon is of one architecture
             found = {name: getattr(made.metadata, name) for name in _FOUND if hasattr(made.metadata, name)}
             arches = common(made.asm["ttir"], made.asm["llir"])
-            self.lowered = Lowered(made.asm["llir"], found, arches, _assembler(arch))
+            self.lowered = Lowered(made.asm["llir"], made.asm["ptx"], found, arches, _assembler(arch))
 
 
 def _assembler(arch: Architecture) -> str:
@@ -88,8 +93,8 @@ def common(ttir: str, llir: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def resumed(source: Any, lowered: Lowered) -> Iterator[Any]:
-    """Yield a source object whose compilation, inside of the context, begins with LLVM IR that is there."""
+def resumed(source: Any, lowered: Lowered, arch: Architecture) -> Iterator[Any]:
+    """Yield a source object whose compilation, inside of the context, begins with LLVM IR or PTX that is there."""
     from triton import knobs
 
     def llvm(_: str, metadata: dict[str, Any]) -> str:
@@ -99,6 +104,8 @@ def resumed(source: Any, lowered: Lowered) -> Iterator[Any]:
     def skip(_backend: Any, stages: dict[str, Any], *_: Any) -> None:
         stages["ttir"] = stages["ttgir"] = lambda text, _: text
         stages["llir"] = llvm
+        if arch.name in _SAME_PTX:
+            stages["ptx"] = lambda *_: lowered.ptx.replace(f".target {FIRST}\n", f".target {arch.name}\n")
 
     later = copy.copy(source)
     later.make_ir = lambda *_: ""

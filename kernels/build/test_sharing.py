@@ -128,7 +128,7 @@ class Made:
     """What Triton gives back, as far as it is looked at."""
 
     def __init__(self) -> None:
-        self.asm = {"ttir": "tt.load", "llir": "define void @f()"}
+        self.asm = {"ttir": "tt.load", "llir": "define void @f()", "ptx": ".target sm_100a\n"}
         self.metadata = object()
 
 
@@ -147,5 +147,5 @@ def test_another_release_of_triton_shares_nothing_and_no_other_architecture_is_f
 
 @compared
 def test_ir_for_another_assembler_is_not_used():
-    kept = Kept(Lowered("define void @f()", {}, ("sm_103a",), "99.9"))
+    kept = Kept(Lowered("define void @f()", ".target sm_100a\n", {}, ("sm_103a",), "99.9"))
     assert kept.fit(ARCHITECTURES["sm_103a"]) is None
