@@ -32,7 +32,7 @@ def tile_for(num_slots: int, num_experts: int) -> Tile:
     return DECODE if num_slots <= 4 * num_experts else BATCH
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def _grouped_fp8_product(
     x_ptr,
     x_scale_ptr,
@@ -46,9 +46,10 @@ def _grouped_fp8_product(
     N,
     x_stride,
     x_scale_stride,
+    w_stride,
+    steps,
     SLOTS_PER_ROW: tl.constexpr,
     SORTED: tl.constexpr,
-    K: tl.constexpr,
     BN: tl.constexpr,
     BT: tl.constexpr,
     STAGES: tl.constexpr,
@@ -71,10 +72,10 @@ def _grouped_fp8_product(
         expert,
         n,
         N,
+        w_stride,
         0,
         0,
-        K,
-        K // 128,
+        steps,
         BN,
         BT,
         STAGES,
@@ -98,9 +99,10 @@ def _product(
         n,
         x.codes.stride(0),
         x.scales.stride(0),
+        weight.codes.shape[2],
+        x.codes.shape[1] // GROUP,
         SLOTS_PER_ROW=per_row,
         SORTED=blocks.slots is not blocks.expert,
-        K=x.codes.shape[1],
         **tile.constants(isinstance(weight, Mxfp4Weight)),
         num_warps=tile.warps,
     )
@@ -186,10 +188,10 @@ def fp8_grouped_ffn(
 
 def builds(sizes: Sizes) -> list[Build]:
     """Both products at 64 tokens, and the first in a batch, in both stored formats."""
-    d, f, k = sizes.hidden_size, sizes.moe_intermediate_size, sizes.num_experts_per_tok
-    shapes = [(f"gate_up/T={T}", T, d, k, "*bf16") for T in (64, 4096)] + [("down/T=64", 64, f, 1, "*fp32")]
+    k = sizes.num_experts_per_tok
+    launches = [(f"gate_up/T={T}", T, k, "*bf16") for T in (64, 4096)] + [("down/T=64", 64, 1, "*fp32")]
     found = []
-    for name, T, columns, per_row, store in shapes:
+    for name, T, per_row, store in launches:
         tile = tile_for(T * k, sizes.n_routed_experts)
         for four_bit in (False, True):
             pointers = operands(four_bit)
@@ -199,10 +201,9 @@ def builds(sizes: Sizes) -> list[Build]:
                     name=f"grouped_ffn/{'mxfp4' if four_bit else 'fp8'}/{name}/{sizes.name}",
                     kernel=_grouped_fp8_product,
                     signature={**pointers, **work, "out_ptr": store}
-                    | dict.fromkeys(("N", "x_stride", "x_scale_stride"), "i32"),
-                    constants={"SLOTS_PER_ROW": per_row, "SORTED": True, "K": columns}
-                    | tile.constants(four_bit),
-                    aligned=(*pointers, "slots_ptr", "expert_ptr", "out_ptr", "N", "x_stride"),
+                    | dict.fromkeys(("N", "x_stride", "x_scale_stride", "w_stride", "steps"), "i32"),
+                    constants={"SLOTS_PER_ROW": per_row, "SORTED": True} | tile.constants(four_bit),
+                    aligned=(*pointers, "slots_ptr", "expert_ptr", "out_ptr", "N", "x_stride", "w_stride"),
                     options={"num_warps": tile.warps},
                     native=() if four_bit else ("fp8",),
                 )

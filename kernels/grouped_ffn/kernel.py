@@ -45,7 +45,7 @@ def tile_for(num_slots: int, num_experts: int, native: bool) -> Tile:
     return NATIVE_BATCH if native else BATCH
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def _grouped_product(
     x_ptr,
     x_scale_ptr,
@@ -61,13 +61,16 @@ def _grouped_product(
     N,
     x_stride,
     x_scale_stride,
+    w_stride,
+    w_scale_stride,
+    steps,
     SLOTS_PER_ROW: tl.constexpr,
     SORTED: tl.constexpr,
-    K: tl.constexpr,
     BN: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
     WAY: tl.constexpr,
 ):
     block = tl.program_id(1)
@@ -82,6 +85,8 @@ def _grouped_product(
         w_ptr,
         w_scale_ptr,
         w_row,
+        w_stride,
+        w_scale_stride,
         x_ptr,
         x_scale_ptr,
         x_row,
@@ -89,12 +94,12 @@ def _grouped_product(
         x_scale_stride,
         0,
         0,
-        K,
-        (K + BK - 1) // BK,
+        steps,
         BN,
         BT,
         BK,
         STAGES,
+        WHOLE,
         WAY,
     )
     acc = acc * tl.load(gsa_ptr + x_row)[None, :] * tl.load(scale_2_ptr + expert)
@@ -106,11 +111,10 @@ def _product(
 ) -> None:
     """``out[slot] = W[expert of slot] . x[slot // per_row]`` for all slots, both scales undone."""
     n, half = weight.codes.shape[1:]
-    words = codes_for(x.codes, "codes", how)
+    words, weight_words = codes_for(x.codes, "codes", how), codes_for(weight.codes, "weight", how)
     alone = blocks.slots is blocks.expert
     if _for_hopper(x, weight, tile):
         work = hopper_kernel.Work(tuple(blocks), per_row, alone, early=per_row == 1)
-        weight_words = codes_for(weight.codes, "weight", how)
         hopper_kernel.launch(
             (words, x.scales, x.gsa), (weight_words, weight.scales, weight.scale_2), work, out
         )
@@ -119,7 +123,7 @@ def _product(
         words,
         x.scales,
         x.gsa,
-        codes_for(weight.codes, "weight", how),
+        weight_words,
         weight.scales,
         weight.scale_2,
         *blocks,
@@ -127,10 +131,12 @@ def _product(
         n,
         words.stride(0),
         x.scales.stride(0),
+        weight_words.shape[2],
+        weight.scales.shape[2],
+        triton.cdiv(2 * half, tile.bk),
         SLOTS_PER_ROW=per_row,
         SORTED=not alone,
-        K=2 * half,
-        **tile.constants(how),
+        **tile.constants(how, 2 * half),
         num_warps=tile.warps,
     )
 
@@ -275,8 +281,8 @@ def _product_build(name: str, sizes: Sizes, how: str, T: int, k: int, per_row: i
         _grouped_product,
         tile_for(T * sizes.num_experts_per_tok, sizes.n_routed_experts, how == "native"),
         how,
+        k,
         store=store,
-        integers=(),
-        constants={"SLOTS_PER_ROW": per_row, "SORTED": T > 1, "K": k},
+        constants={"SLOTS_PER_ROW": per_row, "SORTED": T > 1},
         blocks=("slots_ptr", "expert_ptr", "first_ptr", "count_ptr"),
     )

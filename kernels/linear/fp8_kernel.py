@@ -24,7 +24,7 @@ from kernels.linear.fp8_product_kernel import (
 )
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "steps"])
 def _fp8_linear(
     x_ptr,
     x_scale_ptr,
@@ -36,9 +36,9 @@ def _fp8_linear(
     G,
     x_stride,
     x_scale_stride,
-    K: tl.constexpr,
-    X_AHEAD: tl.constexpr,
-    PARTS: tl.constexpr,
+    w_stride,
+    steps,
+    SHARED: tl.constexpr,
     BN: tl.constexpr,
     BT: tl.constexpr,
     STAGES: tl.constexpr,
@@ -59,10 +59,10 @@ def _fp8_linear(
         group.to(tl.int64),
         n,
         N,
-        part * (K // PARTS),
-        group * X_AHEAD,
-        K,
-        K // PARTS // 128,
+        w_stride,
+        0 if SHARED else group,
+        part * steps,
+        steps,
         BN,
         BT,
         STAGES,
@@ -177,9 +177,9 @@ def _grouped(
         groups,
         x.codes.stride(0),
         x.scales.stride(0),
-        K=k,
-        X_AHEAD=0 if shared else k,
-        PARTS=parts,
+        weight.codes.shape[2],
+        k // parts // GROUP,
+        SHARED=shared,
         **tile.constants(isinstance(weight, Mxfp4Weight)),
         num_warps=tile.warps,
     )
@@ -206,9 +206,10 @@ def _build(name: str, n: int, k: int, rows: int, *, four_bit: bool) -> Build:
     return Build(
         name=f"linear/{'mxfp4' if four_bit else 'fp8'}/{name}",
         kernel=_fp8_linear,
-        signature=pointers | dict.fromkeys(("T", "N", "G", "x_stride", "x_scale_stride"), "i32"),
-        constants={"K": k, "X_AHEAD": k, "PARTS": parts, **tile.constants(four_bit)},
-        aligned=(*pointers, "N", "x_stride"),
+        signature=pointers
+        | dict.fromkeys(("T", "N", "G", "x_stride", "x_scale_stride", "w_stride", "steps"), "i32"),
+        constants={"SHARED": False, **tile.constants(four_bit)},
+        aligned=(*pointers, "N", "x_stride", "w_stride"),
         options={"num_warps": tile.warps},
         native=() if four_bit else ("fp8",),
     )

@@ -83,33 +83,34 @@ def fp8_product(
     matrix,
     n,
     N,
-    first,
+    w_stride,
     ahead,
-    K: tl.constexpr,
-    STEPS: tl.constexpr,
+    first_step,
+    steps,
     BN: tl.constexpr,
     BT: tl.constexpr,
     STAGES: tl.constexpr,
     FOUR_BIT: tl.constexpr,
 ):
-    """FP32 sums [BN, BT] of rows ``n`` of a stack's matrix over STEPS blocks of columns from ``first`` on.
+    """FP32 sums [BN, BT] of rows ``n`` of a stack's matrix over ``steps`` blocks of columns from ``first_step`` on.
 
-    ``matrix`` is int64, ``first`` and ``ahead`` (what the activation's columns are ahead of the weight's) are
-    multiples of 128; ``n`` past N reads row 0, and ``x_row`` is inside.
+    ``matrix`` is int64; ``w_stride``: bytes of a row of the weight, which is dense; ``ahead``: how many such rows lie
+    before the columns of ``x`` that meet it; ``n`` past N reads row 0, and ``x_row`` is inside.
     """
     row = tl.where(n < N, n, 0)
+    K = w_stride * 2 if FOUR_BIT else w_stride
     acc = tl.zeros((BN, BT), tl.float32)
-    x_at = x_ptr + x_row[:, None] * x_stride + (ahead + first + tl.arange(0, 128))[None, :]
-    x_scale_at = x_scale_ptr + x_row * x_scale_stride + (ahead + first) // SQUARE
+    x_at = x_ptr + x_row[:, None] * x_stride + (ahead * K + first_step * 128 + tl.arange(0, 128))[None, :]
+    x_scale_at = x_scale_ptr + x_row * x_scale_stride + ahead * (K // SQUARE) + first_step
     if FOUR_BIT:
         pair = tl.arange(0, 64)[None, :]
-        w_at = w_ptr + ((matrix * N + row) * (K // 2) + first // 2)[:, None] + pair
-        w_scale_at = w_scale_ptr + ((matrix * N + row) * (K // 32) + first // 32)[:, None] + pair // 16
+        w_at = w_ptr + ((matrix * N + row) * w_stride + first_step * 64)[:, None] + pair
+        w_scale_at = w_scale_ptr + ((matrix * N + row) * (K // 32) + first_step * 4)[:, None] + pair // 16
     else:
-        w_at = w_ptr + ((matrix * N + row) * K + first)[:, None] + tl.arange(0, 128)[None, :]
+        w_at = w_ptr + ((matrix * N + row) * K + first_step * 128)[:, None] + tl.arange(0, 128)[None, :]
         squares = matrix * tl.cdiv(N, SQUARE) + row // SQUARE
-        w_scale_at = w_scale_ptr + squares * (K // SQUARE) + first // SQUARE
-    for step in tl.range(0, STEPS, num_stages=STAGES):
+        w_scale_at = w_scale_ptr + squares * (K // SQUARE) + first_step
+    for step in tl.range(0, steps, num_stages=STAGES):
         x = tl.load(x_at + step * 128)
         x_scale = tl.load(x_scale_at + step)
         if x_scale_ptr.dtype.element_ty == tl.uint8:

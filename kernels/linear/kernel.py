@@ -35,9 +35,10 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
-    def constants(self, how: str) -> dict[str, Any]:
-        """Of a kernel around :func:`kernels.linear.nvfp4_kernel.nvfp4_product`."""
-        return {"BN": self.bn, "BT": self.bt, "BK": self.bk, "STAGES": self.stages, "WAY": how}
+    def constants(self, how: str, k: int) -> dict[str, Any]:
+        """Of a kernel around :func:`kernels.linear.nvfp4_kernel.nvfp4_product`, of ``k`` columns."""
+        sizes = {"BN": self.bn, "BT": self.bt, "BK": self.bk, "STAGES": self.stages}
+        return {**sizes, "WHOLE": k % self.bk == 0, "WAY": how}
 
 
 # Instructions a weight in the compiled loop (sm_90, Triton 3.6): 3.2, 3.8, 4.2. At 4.26 TB/s the issue slots of an
@@ -62,7 +63,7 @@ def parts_of(groups: int, n: int, k: int, bk: int) -> int:
     return num_parts(groups * triton.cdiv(n, 64), k, bk, enough=ENOUGH_PROGRAMS, least=LEAST_COLUMNS)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "steps"])
 def _nvfp4_linear(
     x_ptr,
     x_scale_ptr,
@@ -76,14 +77,16 @@ def _nvfp4_linear(
     G,
     x_stride,
     x_scale_stride,
+    w_stride,
+    w_scale_stride,
     scale_2_stride,
-    K: tl.constexpr,
-    X_AHEAD: tl.constexpr,
-    PARTS: tl.constexpr,
+    steps,
+    SHARED: tl.constexpr,
     BN: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
     WAY: tl.constexpr,
 ):
     tiles = tl.cdiv(N, BN)
@@ -93,24 +96,25 @@ def _nvfp4_linear(
     t = tl.program_id(2) * BT + tl.arange(0, BT)
     w_row = (group.to(tl.int64) * N) + tl.where(n < N, n, 0)
     x_row = tl.where(t < T, t, 0).to(tl.int64)  # what lies past the end is computed and not stored
-    steps: tl.constexpr = (K // PARTS + BK - 1) // BK
     acc = nvfp4_product(
         w_ptr,
         w_scale_ptr,
         w_row,
+        w_stride,
+        w_scale_stride,
         x_ptr,
         x_scale_ptr,
         x_row,
         x_stride,
         x_scale_stride,
-        part * (K // PARTS),
-        group * X_AHEAD,
-        K,
+        0 if SHARED else group,
+        part * steps,
         steps,
         BN,
         BT,
         BK,
         STAGES,
+        WHOLE,
         WAY,
     )
     acc = acc * tl.load(gsa_ptr + x_row)[None, :] * tl.load(scale_2_ptr + group * scale_2_stride)
@@ -239,9 +243,9 @@ def _grouped(
     tile = tile_for(rows, how == "native")
     parts = parts_of(groups, n, k, tile.bk) if rows <= 16 else 1
     target = out if parts == 1 else torch.empty(parts, rows, wide, dtype=torch.float32, device=x.codes.device)
-    words = codes_for(x.codes, "codes", how)
+    words, weight_words = codes_for(x.codes, "codes", how), codes_for(weight.codes, "weight", how)
     if _for_hopper(rows, n, k, parts, x, weight):
-        hopper_weight = codes_for(weight.codes, "weight", how), weight.scales, weight.scale_2
+        hopper_weight = weight_words, weight.scales, weight.scale_2
         ahead = 0 if shared else k
         hopper_kernel.launch((words, x.scales, x.gsa), hopper_weight, target, parts=parts, ahead=ahead)
         if parts > 1:
@@ -251,7 +255,7 @@ def _grouped(
         words,
         x.scales,
         x.gsa,
-        codes_for(weight.codes, "weight", how),
+        weight_words,
         weight.scales,
         weight.scale_2,
         target,
@@ -260,11 +264,12 @@ def _grouped(
         groups,
         words.stride(0),
         x.scales.stride(0),
+        weight_words.shape[2],
+        weight.scales.shape[2],
         int(weight.scale_2.numel() > 1),
-        K=k,
-        X_AHEAD=0 if shared else k,
-        PARTS=parts,
-        **tile.constants(how),
+        triton.cdiv(k // parts, tile.bk),
+        SHARED=shared,
+        **tile.constants(how, k),
         num_warps=tile.warps,
     )
     if parts > 1:
@@ -311,9 +316,10 @@ def _build(name: str, groups: int, n: int, k: int, rows: int, how: str) -> Build
         _nvfp4_linear,
         tile,
         how,
+        k,
         store="*bf16" if parts == 1 else "*fp32",
         integers=("T", "G", "scale_2_stride"),
-        constants={"K": k, "X_AHEAD": k, "PARTS": parts},
+        constants={"SHARED": False},
     )
 
 
@@ -322,21 +328,23 @@ def product_build(
     kernel: Any,
     tile: Tile,
     how: str,
+    k: int,
     *,
     store: str,
-    integers: tuple[str, ...],
+    integers: tuple[str, ...] = (),
     constants: dict[str, Any],
     blocks: tuple[str, ...] = (),
 ) -> Build:
     """A specialisation of a kernel around ``nvfp4_product``; ``blocks``: its pointers to a launch's work, int32."""
     native = how == "native"
     pointers = operands("*u8" if native else "*i32", "*u8", "*u8", store)
-    strides = ("N", "x_stride", "x_scale_stride")
+    strides = ("N", "x_stride", "x_scale_stride", "w_stride", "w_scale_stride")
+    numbers = dict.fromkeys((*integers, *strides, "steps"), "i32")
     return Build(
         name=name,
         kernel=kernel,
-        signature=pointers | dict.fromkeys(blocks, "*i32") | dict.fromkeys((*integers, *strides), "i32"),
-        constants=constants | tile.constants(how),
+        signature=pointers | dict.fromkeys(blocks, "*i32") | numbers,
+        constants=constants | tile.constants(how, k),
         aligned=(*pointers, *blocks[:2], *strides),
         options={"num_warps": tile.warps},
         native=("nvfp4",) if native else (),

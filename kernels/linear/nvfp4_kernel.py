@@ -107,46 +107,47 @@ def nvfp4_product(
     w_ptr,
     w_scale_ptr,
     w_row,
+    w_stride,
+    w_scale_stride,
     x_ptr,
     x_scale_ptr,
     x_row,
     x_stride,
     x_scale_stride,
-    first,
-    x_ahead,
-    K: tl.constexpr,
-    STEPS: tl.constexpr,
+    ahead,
+    first_step,
+    steps,
     BN: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
     WAY: tl.constexpr,
 ):
-    """``W[w_row] . x[x_row]`` over STEPS x BK of K columns: FP32 [BN, BT], without gsa and scale_2.
+    """``W[w_row] . x[x_row]`` over ``steps`` of BK columns from ``first_step`` on: FP32 [BN, BT], no gsa, no scale_2.
 
     Codes are int32 words of eight (bytes of two where WAY is native); ``w_row`` int64 [BN], ``x_row`` int64 [BT];
-    ``first``: first column of the weight; the rows' is ``x_ahead`` further. Columns from K on count as zeros.
+    ``ahead``: how many rows of the weight lie before the columns of ``x`` that meet it. The weight is dense: where its
+    rows are not a WHOLE number of steps, columns from its strides on count as zeros.
     """
-    PACK: tl.constexpr = 2 if WAY == "native" else 8
-    COLS: tl.constexpr = BK // PACK
+    COLS: tl.constexpr = BK // 2 if WAY == "native" else BK // 8
     GROUPS: tl.constexpr = BK // 16
-    col = tl.arange(0, COLS)
-    group = tl.arange(0, GROUPS)
-    w_at = w_ptr + w_row[:, None] * (K // PACK) + (first // PACK + col)[None, :]
-    w_scale_at = w_scale_ptr + w_row[:, None] * (K // 16) + (first // 16 + group)[None, :]
-    x_first = first + x_ahead
-    x_at = x_ptr + x_row[:, None] * x_stride + (x_first // PACK + col)[None, :]
-    x_scale_at = x_scale_ptr + x_row[:, None] * x_scale_stride + (x_first // 16 + group)[None, :]
+    col = first_step * COLS + tl.arange(0, COLS)
+    group = first_step * GROUPS + tl.arange(0, GROUPS)
+    w_at = w_ptr + w_row[:, None] * w_stride + col[None, :]
+    w_scale_at = w_scale_ptr + w_row[:, None] * w_scale_stride + group[None, :]
+    x_at = x_ptr + x_row[:, None] * x_stride + (ahead * w_stride + col)[None, :]
+    x_scale_at = x_scale_ptr + x_row[:, None] * x_scale_stride + (ahead * w_scale_stride + group)[None, :]
     acc = tl.zeros((BN, BT), tl.float32)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        if K % BK == 0:
+    for step in tl.range(0, steps, num_stages=STAGES):
+        if WHOLE:
             w = tl.load(w_at + step * COLS)
             w_scale = tl.load(w_scale_at + step * GROUPS)
             x = tl.load(x_at + step * COLS)
             x_scale = tl.load(x_scale_at + step * GROUPS)
         else:
-            inside = (first // PACK + step * COLS + col < K // PACK)[None, :]
-            group_inside = (first // 16 + step * GROUPS + group < K // 16)[None, :]
+            inside = (step * COLS + col < w_stride)[None, :]
+            group_inside = (step * GROUPS + group < w_scale_stride)[None, :]
             w = tl.load(w_at + step * COLS, mask=inside, other=0)
             w_scale = tl.load(w_scale_at + step * GROUPS, mask=group_inside, other=0)
             x = tl.load(x_at + step * COLS, mask=inside, other=0)

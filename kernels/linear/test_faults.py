@@ -40,7 +40,7 @@ FAULTS = [
         kernel._nvfp4_linear,
         PARTS,
         {
-            "every part from the first column": ("part * (K // PARTS),", "part * 0,"),
+            "every part from the first column": ("part * steps,", "part * 0,"),
             "two parts in one place": ("(part * T + t[None", "(part // 2 * T + t[None"),
         },
     ),
@@ -49,7 +49,7 @@ FAULTS = [
         GROUPS,
         {
             "the first matrix's scale_2": ("group * scale_2_stride", "group * 0"),
-            "the first group's columns": ("group * X_AHEAD", "group * 0"),
+            "the first group's columns": ("0 if SHARED else group", "0"),
             "the first matrix": ("(group.to(tl.int64) * N)", "(group.to(tl.int64) * 0)"),
         },
     ),
@@ -57,7 +57,7 @@ FAULTS = [
         nvfp4_kernel.nvfp4_product,
         NVFP4,
         {
-            "the last columns left out": ("tl.range(0, STEPS,", "tl.range(0, STEPS - 1,"),
+            "the last columns left out": ("tl.range(0, steps,", "tl.range(0, steps - 1,"),
             "one code of eight left out": ("acc = tl.dot(w2, tl.trans(x2), acc)", "acc = acc"),
             "a code meets its neighbour": ("tl.dot(w2, tl.trans(x2), acc)", "tl.dot(w2, tl.trans(x3), acc)"),
             "2^12 left out": ("acc * UNDO", "acc"),
@@ -131,7 +131,7 @@ FAULTS = [
         wide_kernel._wide_linear,
         WIDE_PARTS,
         {
-            "every part from the first column": ("first = part * (K // PARTS)", "first = part * 0"),
+            "every part from the first column": ("first = part * steps * BK", "first = part * 0"),
             "two parts in one place": ("(part * T + t[None", "(part // 2 * T + t[None"),
         },
     ),
@@ -140,7 +140,7 @@ FAULTS = [
         FP8,
         {
             "the first row for all": ("tl.where(t < T, t, 0)", "tl.where(t < T, t // 2, 0)"),
-            "the second part left out": ("part * (K // PARTS),", "part * 0,"),
+            "the second part left out": ("part * steps,", "part * 0,"),
         },
     ),
     Faults(

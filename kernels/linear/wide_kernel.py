@@ -29,20 +29,21 @@ def parts_of(kind: str, n: int, k: int) -> int:
     return num_parts(triton.cdiv(n, bn), k, bk)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "steps"])
 def _wide_linear(
     x_ptr,
     w_ptr,
     out_ptr,
     T,
     N,
+    K,
     x_stride,
-    K: tl.constexpr,
-    PARTS: tl.constexpr,
+    steps,
     BN: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
     SCORES: tl.constexpr,
 ):
     part = tl.program_id(1)
@@ -51,12 +52,12 @@ def _wide_linear(
     w_row = tl.where(n < N, n, 0).to(tl.int64)
     x_row = tl.where(t < T, t, 0).to(tl.int64)
     col = tl.arange(0, BK)
-    first = part * (K // PARTS)
+    first = part * steps * BK
     w_at = w_ptr + w_row[:, None] * K + (first + col)[None, :]
     x_at = x_ptr + x_row[:, None] * x_stride + (first + col)[None, :]
     acc = tl.zeros((BN, BT), tl.float32)
-    for step in tl.range(0, (K // PARTS + BK - 1) // BK, num_stages=STAGES):
-        if K % BK == 0:
+    for step in tl.range(0, steps, num_stages=STAGES):
+        if WHOLE:
             w = tl.load(w_at + step * BK)
             x = tl.load(x_at + step * BK)
         else:
@@ -84,13 +85,14 @@ def _launch(kind: str, x: Tensor, weight: Tensor, out: Tensor, *, scores: bool =
         target,
         rows,
         n,
+        k,
         x.stride(0),
-        K=k,
-        PARTS=parts,
+        triton.cdiv(k // parts, bk),
         BN=bn,
         BT=bt,
         BK=bk,
         STAGES=stages,
+        WHOLE=k % bk == 0,
         SCORES=scores and parts == 1,
         num_warps=warps,
     )
@@ -185,12 +187,12 @@ def _build(name: str, kind: str, n: int, k: int, rows: int) -> Build:
     element = {BF16: "*bf16", FP32: "*fp32"}[kind]
     store = "*bf16" if parts == 1 and kind != FP32 else "*fp32"
     pointers = {"x_ptr": element, "w_ptr": element, "out_ptr": store}
-    constants = {"K": k, "PARTS": parts, "BN": bn, "BT": bt, "BK": bk, "STAGES": stages}
+    constants = {"BN": bn, "BT": bt, "BK": bk, "STAGES": stages, "WHOLE": k % bk == 0}
     return Build(
         name=f"linear/{kind}/{name}",
         kernel=_wide_linear,
-        signature=pointers | dict.fromkeys(("T", "N", "x_stride"), "i32"),
+        signature=pointers | dict.fromkeys(("T", "N", "K", "x_stride", "steps"), "i32"),
         constants=constants | {"SCORES": False},
-        aligned=(*pointers, "N", "x_stride"),
+        aligned=(*pointers, "N", "K", "x_stride"),
         options={"num_warps": warps},
     )
