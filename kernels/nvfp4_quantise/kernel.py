@@ -19,13 +19,15 @@ OUT_SIGNATURE = {"code_ptr": "*i32", "scale_ptr": "*u8", "gsa_ptr": "*fp32"}  # 
 
 
 @triton.jit
-def store_nvfp4(y, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS: tl.constexpr, first=0):
-    """Quantise and store groups from ``first`` on of the row ``row`` (int64).
+def store_nvfp4(
+    y, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS: tl.constexpr, FIRST: tl.constexpr = 0
+):
+    """Quantise and store groups from FIRST on of the row ``row`` (int64).
 
     FP32 [GROUPS, 2, 8], zeros beyond D; the groups' amax; the row's.
     """
     word, scale, gsa = nvfp4_row(y, amax, top, GROUPS)
-    group = first + tl.arange(0, GROUPS)
+    group = FIRST + tl.arange(0, GROUPS)
     at = group[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(code_ptr + row * (D // 8) + at, word.to(tl.int32, bitcast=True), at < D // 8)
     tl.store(scale_ptr + row * (D // 16) + group, scale, group < D // 16)
@@ -60,13 +62,13 @@ def _nvfp4_quantise_long_kernel(
     row = tl.program_id(0).to(tl.int64)
     run = GROUPS * (8 if x_ptr.dtype.element_ty == tl.int32 else 16)
     top = tl.full((), 0.0, tl.float32)
-    for part in range(PARTS):
+    for part in tl.static_range(PARTS):
         x = load_row(x_ptr + row * x_stride + part * run, D - part * GROUPS * 16, GROUPS)
         top = max_nan(top, row_top(group_max(x, GROUPS)))
-    for part in range(PARTS):
+    for part in tl.static_range(PARTS):
         x = load_row(x_ptr + row * x_stride + part * run, D - part * GROUPS * 16, GROUPS)
         amax = group_max(x, GROUPS)
-        store_nvfp4(x, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS, first=part * GROUPS)
+        store_nvfp4(x, amax, top, code_ptr, scale_ptr, gsa_ptr, row, D, GROUPS, FIRST=part * GROUPS)
 
 
 def quantise(x: Tensor, *, out: Nvfp4Rows | None = None) -> Nvfp4Rows:

@@ -31,7 +31,7 @@ FAULTS = [
                 "row_top(group_max(x, GROUPS))",
             ),
             "a NaN of one part is lost": ("top = max_nan(top,", "top = tl.maximum(top,"),
-            "each part in the first one's place": ("first=part * GROUPS", "first=0"),
+            "each part in the first one's place": ("FIRST=part * GROUPS", "FIRST=0"),
             "each part under its own largest": (
                 "store_nvfp4(x, amax, top, code_ptr",
                 "store_nvfp4(x, amax, row_top(amax), code_ptr",
