@@ -19,6 +19,7 @@ from kernels.bench.measure import failed
 from kernels.bench.table import show
 
 ROOT = Path(__file__).resolve().parents[1]
+OPS = [path.parent.name for path in sorted(ROOT.glob("*/bench.py"))]
 ERRORS = 3  # exit status: measured, but some rows are errors
 SILENT = 300.0  # seconds without an event after which a case hangs
 
@@ -42,8 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     head = {"date": now, "command": command(args), "commit": commit()}
     head |= {"device": None, "versions": None, "ceilings": None, "tests": results.tests(args.tests)}
     run = Run(head)
-    all_ops = [path.parent.name for path in sorted(ROOT.glob("*/bench.py"))]
-    for event in watched(args.op or all_ops, args.group, args.seconds):
+    for event in watched(args.op or OPS, args.group, args.seconds):
         if note(run, event) and run.head["device"]:
             device = run.head["device"]["name"]
             old = results.merged(old, f"{device} {now}", run.head, run.rows)
@@ -71,7 +71,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, default=Path("results/bench.json"), help="merged into, row by row"
     )
     parser.add_argument(
-        "--op", action="append", help="folder below kernels/; default: every one with a bench.py"
+        "--op", action="append", choices=OPS, help="folder below kernels/; default: every one with a bench.py"
     )
     parser.add_argument("--group", help="only this group of rows")
     parser.add_argument("--seconds", type=float, help="stop after this time; rows measured until then stay")

@@ -213,3 +213,11 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys, tmp_path):
 )
 def test_the_recorded_command_names_no_file_of_the_machine(given, said):
     assert bench.command(bench._arguments(given)) == f"python -m kernels.bench{said}"
+
+
+def test_an_op_without_cases_is_refused_before_anything_is_measured(capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["--op", "gather_dequantise", "--out", str(tmp_path / "bench.json")])
+    assert ended.value.code == 2
+    assert "invalid choice: 'gather_dequantise'" in capsys.readouterr().err
+    assert not (tmp_path / "bench.json").exists()
