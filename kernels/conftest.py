@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from _pytest.junitxml import xml_key
 
 from kernels import toolchain
 from kernels.interpreter import install
@@ -16,10 +17,14 @@ def pytest_report_header():
     return f"kernels: on {torch.cuda.get_device_name()}, {PTXAS}"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _device(record_testsuite_property):
-    """Name in the JUnit file where the tests ran; the benchmark's page takes it from there."""
-    record_testsuite_property("device", "interpreter" if INTERPRETED else torch.cuda.get_device_name())
+@pytest.hookimpl(trylast=True)  # after the plugin that writes the file
+def pytest_configure(config):
+    """Name in the JUnit file where the tests ran; the benchmark's page takes it from there.
+
+    By ``record_testsuite_property`` it would not leave a worker of pytest-xdist.
+    """
+    if (junit := config.stash.get(xml_key, None)) is not None:
+        junit.add_global_property("device", "interpreter" if INTERPRETED else torch.cuda.get_device_name())
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,12 @@
 """What was measured: floors, merging, targets, tables and the page. Timers are fakes."""
 
 import io
+import os
+import subprocess
+import sys
 
 import pytest
+import torch
 
 pytest.importorskip("rich", reason="no rich: the benchmark prints a table")
 
@@ -189,3 +193,17 @@ def test_the_tests_of_a_device_are_counted(tmp_path):
     assert page.tests(found, "NVIDIA H200").endswith("7 passed, 1 failed, 2 skipped")
     assert page.tests(found, "NVIDIA B200").endswith("not recorded")
     assert results.tests(tmp_path / "absent.xml") is None
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_device_is_in_the_file_of_the_tests(tmp_path, workers):
+    (tmp_path / "conftest.py").write_text("from kernels.conftest import pytest_configure\n")
+    (tmp_path / "test_one.py").write_text("def test_one():\n    pass\n")
+    file = tmp_path / "tests.xml"
+    command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", f"--junitxml={file}"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    subprocess.run(
+        [*command, str(tmp_path)], cwd=tmp_path, env=env | {"PYTHONPATH": str(bench.ROOT.parent)}, check=True
+    )
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else "interpreter"
+    assert results.tests(file)["device"] == here
