@@ -6,6 +6,7 @@ import torch
 from kernels._check import assert_bitwise, assert_differs, draw
 from kernels.formats import bf16
 from kernels.formats.kv_record import ROPE, RecordLayout
+from kernels.gather_dequantise import kernel
 from kernels.gather_dequantise.kernel import gather_dequantise as gather_kernel
 from kernels.gather_dequantise.ref import gather_dequantise
 
@@ -72,6 +73,12 @@ def test_the_kernel_at_head_dim_512(S, accelerator):
         sequence=sequence.to(accelerator),
     )
     assert_bitwise(got.float().cpu(), gather_dequantise(values, rows, store=bf16.round))
+
+
+@pytest.mark.parametrize("cache", [0, 1 << 40], ids=["past the cache", "in the cache"])
+def test_a_buffer_of_any_size(cache, accelerator, monkeypatch):
+    monkeypatch.setattr(kernel, "_cache_bytes", lambda _device: cache)
+    test_the_kernel_at_head_dim_512(33, accelerator)
 
 
 def test_a_scale_of_the_token_before_is_seen(accelerator):
