@@ -1,4 +1,4 @@
-"""LLVM IR that sm_100a's compilation leaves to the other architectures: where it is the same, it is made once.
+"""LLVM IR, and PTX, that sm_100a's compilation leaves to the other architectures: made once where it is the same.
 
 Triton lowers a kernel to LLVM IR with the architecture in mind, but what it looks at is little: which tensor-core
 instructions there are, and whether a warp can reduce FP32 in one instruction (sm_100 alone). Whatever :func:`common`

@@ -19,18 +19,9 @@ from kernels.build_spec import Build, Sizes
 from kernels.grouped_ffn import fp8_kernel, group_kernel, hopper_down_kernel, hopper_kernel
 from kernels.grouped_ffn.group_kernel import Blocks, combine, group, own_slots, store_slots
 from kernels.linear.hopper_kernel import addressable, fits, here
-from kernels.linear.kernel import (
-    BATCH,
-    DECODE,
-    NATIVE_BATCH,
-    NATIVE_DECODE,
-    Nvfp4Weight,
-    Tile,
-    nvfp4_linear,
-    product_build,
-    stacked_linear,
-)
+from kernels.linear.kernel import Nvfp4Weight, nvfp4_linear, stacked_linear
 from kernels.linear.nvfp4_kernel import codes_for, nvfp4_product, way
+from kernels.linear.tiles import BATCH, DECODE, NATIVE_BATCH, NATIVE_DECODE, Tile, product_build
 from kernels.nvfp4_quantise.ref import Nvfp4Rows
 from kernels.swiglu_quantise_nvfp4.kernel import swiglu_quantise
 
@@ -133,7 +124,7 @@ def _product(
         x.scales.stride(0),
         weight_words.shape[2],
         weight.scales.shape[2],
-        triton.cdiv(2 * half, tile.bk),
+        tile.steps(2 * half),
         SLOTS_PER_ROW=per_row,
         SORTED=not alone,
         **tile.constants(how, 2 * half),

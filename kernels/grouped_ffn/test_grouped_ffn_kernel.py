@@ -18,8 +18,9 @@ from kernels.grouped_ffn.group_kernel import group, max_blocks
 from kernels.grouped_ffn.kernel import dense_ffn, grouped_ffn
 from kernels.grouped_ffn.ref import FfnRounding
 from kernels.grouped_ffn.ref import grouped_ffn as ffn_ref
-from kernels.linear.kernel import DECODE, Nvfp4Weight, Tile
+from kernels.linear.kernel import Nvfp4Weight
 from kernels.linear.ref import Weight, quantise_activation
+from kernels.linear.tiles import DECODE, Tile
 from kernels.nvfp4_quantise.ref import Nvfp4Rows, quantise
 
 E, D, F, K = 5, 144, 64, 2

@@ -14,16 +14,10 @@ import torch
 from kernels._check import assert_bitwise, draw
 from kernels.formats import bf16, e2m1, nvfp4
 from kernels.linear import kernel as nvfp4_module
-from kernels.linear.kernel import (
-    Nvfp4Weight,
-    grouped_linear,
-    nvfp4_linear,
-    parts_of,
-    stacked_linear,
-    tile_for,
-)
+from kernels.linear.kernel import Nvfp4Weight, grouped_linear, nvfp4_linear, stacked_linear
 from kernels.linear.ref import Activation, Weight, linear, quantise_activation
 from kernels.linear.ref import grouped_linear as grouped_ref
+from kernels.linear.tiles import parts_of, tile_for
 from kernels.linear.wide_kernel import bf16_linear, fp32_linear
 from kernels.nvfp4_quantise.ref import Nvfp4Rows, quantise
 
