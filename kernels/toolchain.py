@@ -55,9 +55,10 @@ def select(*, blackwell: bool = False) -> Ptxas:
     blackwell : whether the kernels are for sm_100 and above, for which Triton bundles another ptxas.
     """
     variable = VARIABLES[blackwell]
-    if named := os.environ.get(variable):
-        return _describe(Path(named), "wheel" if _same(named, _wheel()) else "environment")
     found: tuple[tuple[Path | None, Source], ...] = ((_wheel(), "wheel"), (_system(), "system"))
+    if named := os.environ.get(variable):  # by the user, or by an earlier call for the other family
+        known: list[Source] = [source for path, source in found if _same(named, path)]
+        return _describe(Path(named), known[0] if known else "environment")
     for path, source in found:
         if path is not None and _number(_version(path)) >= RIGHT:
             for name in VARIABLES:
