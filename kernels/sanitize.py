@@ -36,6 +36,8 @@ HAZARD = re.compile(
     r"^========= Error: .*?(?:hazard|Race reported).*\n(?:=========\s.*? at \w+\+0x.*\n)*", re.MULTILINE
 )
 IN_KERNEL = re.compile(r" at (\w+)\+0x")
+LAUNCHES = re.compile(r"\b(accelerator|on_hopper)\b")  # a fixture, and the mark of Hopper's kernels
+NOT_UNDER_IT = re.compile(r"test_(\w+_)?(faults|races)\.py")
 SHOWN = 100  # findings that a tool prints
 
 
@@ -70,9 +72,15 @@ class Found:
 
 
 def files_of(op: str) -> list[Path]:
-    """Test files of an op's kernels, without those of planted faults, which run interpreted only."""
-    named = sorted((ROOT / op).glob("test_*kernel*.py"))
-    return named or sorted({*(ROOT / op).glob("test_*.py")} - {*(ROOT / op).glob("test_faults*.py")})
+    """An op's test files that launch a kernel: they ask for the device that kernels run on.
+
+    Not those of planted faults, which run interpreted only, nor races' own, which call the sanitizer.
+    """
+    return [
+        path
+        for path in sorted((ROOT / op).glob("test_*.py"))
+        if LAUNCHES.search(path.read_text()) and not NOT_UNDER_IT.match(path.name)
+    ]
 
 
 def ops() -> list[str]:

@@ -26,6 +26,16 @@ def test_every_op_with_a_kernel_has_files_to_run():
         assert sanitize.files_of(op), op
 
 
+def test_a_file_is_run_for_what_it_launches_not_for_its_name():
+    assert {path.name for path in sanitize.files_of("gather_dequantise")} == {
+        "test_gather_dequantise.py",
+        "test_gather_nvfp4_kernel.py",
+    }
+    attention = {path.name for path in sanitize.files_of("sparse_attn")}
+    assert {"test_hopper_kernel.py", "test_ranges.py"} <= attention
+    assert not attention & {"test_sparse_attn.py", "test_races.py", "test_faults.py", "test_hopper_faults.py"}
+
+
 @pytest.mark.parametrize("tool", sanitize.TOOLS)
 def test_clean_is_clean_and_a_finding_is_not(tool):
     assert sanitize.read("op", "test_op_kernel.py", tool, CLEAN[tool], 3.0).clean
