@@ -62,9 +62,10 @@ audit: .venv/.audit
 	@$(BIN)/python -m dsv4 unlock
 	@$(BIN)/snakemake all
 
+# Three on two cores: many tests wait for the processes that they start.
 test: .venv/.dev
 	@$(OWN_BYTECODE)
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -q -n 3 --dist loadgroup
 
 test-faults: .venv/.dev
 	$(BIN)/python -m pytest -q -n 2 kernels -k "faults" --every-fault

@@ -202,8 +202,7 @@ def test_the_device_is_in_the_file_of_the_tests(tmp_path, workers):
     file = tmp_path / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", f"--junitxml={file}"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    subprocess.run(
-        [*command, str(tmp_path)], cwd=tmp_path, env=env | {"PYTHONPATH": str(bench.ROOT.parent)}, check=True
-    )
+    env |= {"PYTHONPATH": str(bench.ROOT.parent)}
+    subprocess.run([*command, str(tmp_path)], cwd=tmp_path, env=env, check=True, timeout=180)
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else "interpreter"
     assert results.tests(file)["device"] == here
