@@ -1,7 +1,8 @@
-"""A test that does not run says what is missing: the device or the file, as ``no GPU: …``."""
+"""A test that does not run says what is missing: the device or the file, as ``no GPU: …``. No folder is passed over."""
 
 import ast
 from collections.abc import Iterator
+from fnmatch import fnmatch
 
 import pytest
 
@@ -55,3 +56,15 @@ def test_every_skip_of_this_tree_names_what_is_missing():
 )
 def test_a_skip_is_seen_in_every_form(line, said):
     assert list(reasons(ast.parse(line))) == [said]
+
+
+def test_no_folder_of_tests_is_passed_over(pytestconfig):
+    files = [path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("test_*.py")]
+    passed_over = [
+        f"{path}: {pattern}"
+        for path in files
+        for pattern in pytestconfig.getini("norecursedirs")
+        if any(fnmatch(folder, pattern) for folder in path.parts[:-1])
+    ]
+    assert passed_over == []
+    assert {path.parts[0] for path in files} == {*pytestconfig.getini("testpaths")}
