@@ -145,3 +145,11 @@ def test_numbers_are_short():
     assert digits.number(-0.5, ".2f") == "−0.50"
     assert digits.signed(-2048) == "−2,048"
     assert json.dumps(digits.number(float("-inf"))) == '"inf"'
+
+
+def test_what_is_not_needed_says_why_in_one_whole_clause(passing):
+    why = "max abs X is 86.5, and a BF16 ULP reaches 2 from 256 on"
+    told = f"not needed: not exercised: {why}: an FP32 residual can say nothing here; {'no text asks for it ' * 9}"
+    found = audit(passing, B5_all={"status": "not_needed", "reasons": [told]})
+    rung = next(each for each in found.ladder if each.id == "B5_all")
+    assert words.advice(found, rung) == why

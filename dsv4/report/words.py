@@ -8,6 +8,8 @@ from dsv4.ladder import OWN, State, Variant
 from dsv4.report.load import Audit
 
 PLACED = re.compile(r"^(layer \d+|after the last layer), \w+ \(\w+\):?\s*")
+HEADS = re.compile(r"^(not needed: |not exercised: )+")
+CLAUSE_ENDS = re.compile(r"[:;] ")
 LIMIT_NAME = re.compile(r"(, what its formats explain)? \([\w.]+\)$")
 WORDS = {
     State.PASS: "pass",
@@ -100,11 +102,16 @@ def advice(audit: Audit, variant: Variant) -> str:
         case State.CANNOT_MEASURE:
             return f"not shown to be safe{tail}"
         case State.NOT_NEEDED:
-            return why.removeprefix("not needed: ") or "not needed"
+            return _clause(reason(verdict)) or "not needed"
     otherwise = (
         f"on request: snakemake {variant.id}" if variant.on_request else "the run stopped before this gate"
     )
     return why or otherwise
+
+
+def _clause(text: str) -> str:
+    """The first clause of why a rung is not needed; four rungs in a row say the same, whole where one points at it."""
+    return CLAUSE_ENDS.split(HEADS.sub("", text), maxsplit=1)[0]
 
 
 def _spine(audit: Audit) -> list[Variant]:
