@@ -36,8 +36,9 @@ HAZARD = re.compile(
     r"^========= Error: .*?(?:hazard|Race reported).*\n(?:=========\s.*? at \w+\+0x.*\n)*", re.MULTILINE
 )
 IN_KERNEL = re.compile(r" at (\w+)\+0x")
-LAUNCHES = re.compile(r"\b(accelerator|on_hopper)\b")  # a fixture, and the mark of Hopper's kernels
-NOT_UNDER_IT = re.compile(r"test_(\w+_)?(faults|races)\.py")
+# what a test that launches a kernel asks for: a fixture of kernels/conftest.py, or a mark
+LAUNCHES = re.compile(r"\b(accelerator|on_gpu|on_hopper)\b")
+LEFT_OUT = re.compile(r"test_(\w+_)?(faults|races)\.py")
 SHOWN = 100  # findings that a tool prints
 
 
@@ -79,7 +80,7 @@ def files_of(op: str) -> list[Path]:
     return [
         path
         for path in sorted((ROOT / op).glob("test_*.py"))
-        if LAUNCHES.search(path.read_text()) and not NOT_UNDER_IT.match(path.name)
+        if LAUNCHES.search(path.read_text()) and not LEFT_OUT.match(path.name)
     ]
 
 

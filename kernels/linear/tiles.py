@@ -69,7 +69,18 @@ def product_build(
     constants: dict[str, Any],
     blocks: tuple[str, ...] = (),
 ) -> Build:
-    """A specialisation of a kernel around ``nvfp4_product``; ``blocks``: its pointers to a launch's work, int32."""
+    """A specialisation of a kernel around ``nvfp4_product``, for the ahead-of-time build.
+
+    Parameters
+    ----------
+    name : of the build, ``<op>/<what>/<model>``.
+    how : ``"ptx"`` (codes unpacked in registers, int32 words) or ``"native"`` (block-scaled dots, bytes).
+    k : columns of the weight.
+    store : type of the output's pointer, such as ``"*fp32"``.
+    integers : the kernel's own int32 arguments, before the strides that every product takes.
+    constants : the kernel's own, beside the tile's.
+    blocks : pointers to a launch's work, int32.
+    """
     native = how == "native"
     pointers = operands("*u8" if native else "*i32", "*u8", "*u8", store)
     strides = ("N", "x_stride", "x_scale_stride", "w_stride", "w_scale_stride")
