@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -q
 # What pip would compile on one core, on all, without the packages' own tests; what fails here fails where imported.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' .venv/lib || true
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' .venv/lib
 # Where the environment forbids bytecode, each of the many processes would compile the project anew.
 OWN_BYTECODE := $(BIN)/python -m compileall -qq -j 0 dsv4 kernels rules
 export OMP_NUM_THREADS ?= 1
@@ -45,15 +45,16 @@ else
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) torch==2.13.0
 endif
-	@$(PIP) $(CONSTRAINTS) -e .
-	@$(COMPILE)
+	@# The largest package meanwhile, where it is installed here.
+	@$(COMPILE)/*/site-packages/torch & $(PIP) $(CONSTRAINTS) -e .; status=$$?; wait; exit $$status
+	@$(COMPILE) || true
 	@touch $@
 
 .venv/.dev: .venv/.audit
 	@echo "set up .venv, once: what the tests need, a minute"
 	@$(PIP) $(CONSTRAINTS) -e ".[dev]"
 	@$(PIP) $(CONSTRAINTS) --no-deps "nvidia-cuda-nvcc==13.0.*"  # its ptxas needs no other wheel
-	@$(COMPILE)
+	@$(COMPILE) || true
 	@touch $@
 
 # make's own exit status is 2 whenever a command's is not 0; "Error 1" here means that a rung failed.

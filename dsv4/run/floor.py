@@ -152,11 +152,9 @@ def _inherit(parent: DumpReader, emulation: Trace, stages: set[str]) -> Spread:
 def _by_phase(trace: Trace) -> dict[Key, np.ndarray]:
     split: dict[Key, np.ndarray] = {}
     for layer, name in trace.taps():
-        positions, values = trace.get(layer, name)
-        for phase in PHASES:
-            inside = positions < trace.rows.prompt if phase == "prefill" else positions >= trace.rows.prompt
-            if inside.any():
-                split[phase, layer, name] = values[inside]
+        for phase, positions, values in trace.by_phase(layer, name):
+            if len(positions):
+                split[phase, layer, name] = values
     return split
 
 

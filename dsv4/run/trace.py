@@ -1,7 +1,7 @@
 """Collect taps while a model runs, and write them to a dump."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -92,14 +92,25 @@ class Trace:
     def get(self, layer: Layer, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Positions (N,) and values (N, ...) of a tap, ascending by position."""
         kept = self.values[layer, name]
-        positions = np.concatenate([positions for positions, _ in kept])
+        positions = _joined([positions for positions, _ in kept])
         arrays = [array for _, array in kept]
         if BY_NAME[name].kind == "scores":
             assert isinstance(layer, int)
             width = int(max(at.max(initial=-1) for at, _ in kept) + 1) // self.config.compress_ratios[layer]
             arrays = [_columns(array, width) for array in arrays]
+        values = _joined(arrays)
+        if (np.diff(positions) >= 0).all():
+            return positions, values
         order = np.argsort(positions, kind="stable")
-        return positions[order], np.concatenate(arrays)[order]
+        return positions[order], values[order]
+
+    def by_phase(self, layer: Layer, name: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Phase, positions and values of a tap, as parts of what :meth:`get` returns; a part may have no rows."""
+        positions, values = self.get(layer, name)
+        prompt = int(np.searchsorted(positions, self.rows.prompt))
+        for phase in PHASES:
+            part = slice(prompt) if phase == "prefill" else slice(prompt, None)
+            yield phase, positions[part], values[part]
 
     def taps(self) -> list[tuple[Layer, str]]:
         """Everything kept, in layer order then tap order."""
@@ -126,13 +137,11 @@ def write_trace(
         inside = judged < split if phase == "prefill" else judged >= split
         writer.rows(mode, phase, judged[inside])
     for layer, name in trace.taps():
-        positions, values = trace.get(layer, name)
-        for phase in PHASES:
-            inside = positions < split if phase == "prefill" else positions >= split
+        for phase, positions, values in trace.by_phase(layer, name):
             entry = BY_NAME[name].axis == "entry"
-            if entry and not inside.any():
+            if entry and not len(positions):
                 continue
-            stored, dtype = storable(values[inside], BY_NAME[name])
+            stored, dtype = storable(values, BY_NAME[name])
             writer.put(
                 mode,
                 phase,
@@ -140,7 +149,7 @@ def write_trace(
                 name,
                 stored,
                 dtype,
-                entry_positions=positions[inside] if entry else None,
+                entry_positions=positions if entry else None,
                 attrs=(attrs or {}).get((phase, layer, name)),
             )
 
@@ -155,6 +164,10 @@ def storable(values: np.ndarray, tap: Tap) -> tuple[np.ndarray, str]:
     if not (bits & 0xFFFF).any():
         return to_bf16_bits(values), "bf16"
     return values, "f32"
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _columns(scores: np.ndarray, width: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from kernels.hc.ref import mix as ref_mix
 
 OPTIONS = {"norm_eps": 1e-6, "hc_eps": 1e-6, "iterations": 20}
 PEER_SPLITS = 16
+PEER_BLOCK = 64  # columns; with less than one a split the peer's kernel waits for ever
 
 
 def cases(device: torch.device) -> Iterator[Case]:
@@ -40,7 +41,7 @@ def _mix(T: int, D: int, device: torch.device) -> Case:
         mix(streams[i], fn[i], base, scale, **OPTIONS, out=out[i], part=part[i])
 
     paths: dict[str, Callable[[int], None]] = {OURS: ours}
-    if find_spec("deep_gemm"):
+    if find_spec("deep_gemm") and 4 * D >= PEER_SPLITS * PEER_BLOCK:
         product = import_module("deep_gemm").tf32_hc_prenorm_gemm
         logits = torch.empty(copies, PEER_SPLITS, T, 24, device=device)
         squares = torch.empty(copies, PEER_SPLITS, T, device=device)
