@@ -22,7 +22,10 @@ class ConfigError(ValueError):
     """What to mend in a file that the user wrote: file, key, value, and what is allowed."""
 
 
-class _TextKeys(yaml.SafeLoader):
+_Libyaml: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a ninth of the time, where it is built in
+
+
+class _TextKeys(yaml.constructor.SafeConstructor):
     """YAML that refuses a key given twice, of which plain YAML silently keeps the last, and one that is no text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -37,6 +40,14 @@ class _TextKeys(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+class _Loader(_TextKeys, _Libyaml):
+    """For files as they should be."""
+
+
+class _Explainer(_TextKeys, yaml.SafeLoader):
+    """For the others: it shows the line."""
 
 
 def _is_whole(_: TypeChecker, value: Any) -> bool:
@@ -65,7 +76,7 @@ def read_yaml(path: Path, schema: str) -> Any:
         Missing or unreadable file, bad YAML, or the first value that the schema refuses.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _TextKeys)
+        content = _parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-02-30
@@ -77,11 +88,17 @@ def read_yaml(path: Path, schema: str) -> Any:
     return content
 
 
+def _parse(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        return yaml.load(text, _Explainer)
+
+
 @cache
 def _rules(schema: str) -> Any:
     """Parse a schema: ours, so by libyaml, which is ten times as fast and words errors in another way."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load((RULES / f"{schema}.schema.yaml").read_text(encoding="utf-8"), loader)
+    return yaml.load((RULES / f"{schema}.schema.yaml").read_text(encoding="utf-8"), _Libyaml)
 
 
 def _explain(error: jsonschema.ValidationError) -> str:

@@ -66,7 +66,7 @@ class Draw:
         """Matrices ``[layers, rows, cols]`` FP64 with a flat and with a falling spectrum."""
         w = self.normal(layers, rows, cols).double()
         yield w
-        turn = torch.linalg.qr(self.normal(layers, rows, rows).double()).Q
+        turn = torch.linalg.qr(self.normal(layers, rows, rows)).Q.double()
         yield turn @ (torch.arange(1, rows + 1, dtype=torch.float64)[:, None] ** -0.5 * w)
 
 

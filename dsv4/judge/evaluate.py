@@ -86,15 +86,17 @@ def layer_value(rows: pd.DataFrame, metric: str) -> pd.Series:
 
 
 def _pooled(rows: pd.DataFrame, metric: str, column: str) -> pd.Series:
-    if metric in WORST:
-        return rows.groupby("layer")[column].max()
-    weight = rows["rows"].to_numpy(float)
+    """By numpy: every limit of every rung asks, and pandas takes ten times as long to group a few rows."""
+    layers, at = np.unique(rows["layer"].to_numpy(), return_inverse=True)
     value = rows[column].to_numpy(float)
+    if metric in WORST:
+        most = np.full(len(layers), -np.inf)
+        np.maximum.at(most, at, value)
+        return pd.Series(most, layers)
+    weight = rows["rows"].to_numpy(float)
     power = 2 if metric == "rel_l2" else 1
-    sums = pd.DataFrame({"value": weight * value**power, "weight": weight})
-    sums = sums.groupby(rows["layer"].to_numpy()).sum()
-    mean = sums["value"] / sums["weight"]
-    return (mean - 1).abs() if metric == "gain_error" else mean ** (1 / power)
+    mean = np.bincount(at, weight * value**power) / np.bincount(at, weight)
+    return pd.Series(np.abs(mean - 1) if metric == "gain_error" else mean ** (1 / power), layers)
 
 
 def other_path(plan: Mapping[str, str], sizes: Sizes, notes: Notes) -> list[Finding]:
