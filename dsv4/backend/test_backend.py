@@ -9,7 +9,16 @@ import torch
 from dsv4.backend.conftest import PAGE, ROOT, SIZES, TOKENS, InMemory
 from dsv4.backend.model import KernelTransformer
 from dsv4.backend.paths import NoKernelError
-from dsv4.backend.test_bound import LADDER, STORED, assert_close, assert_drawn, drawn, isolated, normed_stores
+from dsv4.backend.test_bound import (
+    LADDER,
+    STORED,
+    assert_close,
+    assert_drawn,
+    drawn,
+    isolated,
+    normed_stores,
+    requantised,
+)
 from dsv4.backend.values import Fused, on_cpu
 from dsv4.floor.accumulation import accumulation_of
 from dsv4.judge.claims_by_field import claimed
@@ -39,9 +48,10 @@ def compare(small, plan, device, stages=None):
     ours = isolated(*small, kernels(small, plan, device), stages)
     card = torch.cuda.get_device_capability() if device == "cuda" else None
     draws, normed = drawn(*small, plan, accumulation_of("kernel", card)), normed_stores(plan)
+    inside = requantised(weights)
     for key, value in isolated(*small, refs, stages).items():
         if key in ours and key in draws:
-            assert_drawn(key[1], ours[key], value, draws[key])
+            assert_drawn(key[1], ours[key], value, draws[key], inside.get(key[1]))
         elif key in ours:
             assert_close(key[1], ours[key], value, normed=key[1] in normed)
     return ours

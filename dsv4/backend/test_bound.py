@@ -11,6 +11,7 @@ from dsv4.backend.conftest import ROOT, InMemory
 from dsv4.backend.values import on_cpu
 from dsv4.floor.accumulation import FP32, Accumulation, accumulation_of
 from dsv4.floor.model import FloorModel
+from dsv4.floor.storage import quantiser
 from dsv4.model import numerics
 from dsv4.model.config import ModelConfig
 from dsv4.model.stages import embed
@@ -31,9 +32,9 @@ BF16_STEP = 2.0**-7
 # A row's root mean square beside the draws': four standard deviations, and what a draw and a simulated sum differ by
 # in dsv4/floor/test_accumulation.py.
 OF_DRAWS = 4 * 1.5
-# One E4M3 code of a row's 128 inputs or more on its other side: its largest step over the value, of an input that is
-# four times the others' root mean square.
-ONE_CODE = 2.0**-3 * 4 / 128**0.5
+# One code of a row's 128 inputs or more on its other side: the largest step of E4M3 and of E2M1 over the value, of an
+# input that is four times the others' root mean square.
+ONE_CODE = {"fp8": 2.0**-3 * 4 / 128**0.5, "nvfp4": 2.0**-1 * 4 / 128**0.5}
 # What a stage stores of the reference's own value has no sum before it: the same bits.
 STORED = {
     "attn_in_q",
@@ -80,13 +81,7 @@ def isolated(
 
 # Tap -> matrices that it is a product with.
 PRODUCTS = {"qr": ("q_a",), "q": ("q_b",), "kv": ("kv",), "attn_proj": ("o_a", "o_b")}
-REQUANTISED = frozenset(
-    ("attn_proj", "routed", "shared")
-)  # what their second matrix reads is quantised inside
 PRODUCTS |= {"routed": ("experts_gate_up", "experts_down"), "shared": ("shared_gate", "shared_down")}
-REQUANTISED = frozenset(
-    ("attn_proj", "routed", "shared")
-)  # what their second matrix reads is quantised inside
 
 
 def fp8_sums(plan: Plan, weights: ModelWeights | None = None) -> frozenset[str]:
@@ -99,6 +94,16 @@ def fp8_sums(plan: Plan, weights: ModelWeights | None = None) -> frozenset[str]:
         if any(getattr(layer, matrix).format == "fp8" for matrix in matrices)
     }
     return frozenset((*attention, *(("index_scores",) if plan.index_score == "fp8" else ()), *stored))
+
+
+def requantised(weights: ModelWeights) -> dict[str, str]:
+    """Tap whose second matrix reads what is quantised inside -> how that is stored."""
+    second = {name: matrices[1] for name, matrices in PRODUCTS.items() if len(matrices) == 2}
+    ways = {
+        name: {quantiser(getattr(layer, matrix).format) for layer in weights.layers}
+        for name, matrix in second.items()
+    }
+    return {name: way for name, found in ways.items() for way in ONE_CODE if way in found}  # the coarser one
 
 
 def normed_stores(plan: Plan) -> frozenset[str]:
@@ -135,20 +140,22 @@ def _off(one: Tensor, other: Tensor) -> Tensor:
     return torch.where(other.isfinite(), (one - other).double(), 0.0).flatten(1)
 
 
-def assert_drawn(name: str, ours: Tensor, wanted: Tensor, draws: list[Tensor]) -> None:
+def assert_drawn(
+    name: str, ours: Tensor, wanted: Tensor, draws: list[Tensor], inside: str | None = None
+) -> None:
     """Every row is as near the refs as the draws are: its root mean square.
 
-    Behind a second quantiser (:data:`REQUANTISED`) one row of several may have a code on its other side where no draw
-    has: :data:`ONE_CODE`.
+    Behind a second quantiser (``inside``, see :func:`requantised`) one row of several may have a code on its other
+    side where no draw has: :data:`ONE_CODE`.
     """
     assert ours.shape == wanted.shape, name
     spread = torch.stack([_off(draw, wanted).square().mean(1) for draw in draws]).mean(0).sqrt()
     fp32 = FP32_SUM * torch.where(wanted.isfinite(), wanted.abs(), 0.0).flatten(1).amax(1)
     far = _off(ours, wanted).square().mean(1).sqrt()
     beyond = far > OF_DRAWS * spread + fp32
-    if name in REQUANTISED and int(beyond.sum()) == 1 < len(beyond):
+    if inside and int(beyond.sum()) == 1 < len(beyond):
         size = torch.where(wanted.isfinite(), wanted, 0.0).double().flatten(1).square().mean(1).sqrt()
-        beyond = far > ONE_CODE * size
+        beyond = far > ONE_CODE[inside] * size
     assert not beyond.any(), (name, float((far / (spread + fp32)).max()))
 
 
@@ -236,17 +243,18 @@ def test_faults_leave_the_draws_bound(fp8):
             assert not passes(assert_drawn, name, wrong, value, found), (layer, name)
 
 
-def test_one_row_behind_a_second_quantiser_may_be_a_code_off_and_no_more():
+@pytest.mark.parametrize("inside", ONE_CODE)
+def test_one_row_behind_a_second_quantiser_may_be_a_code_off_and_no_more(inside):
     value = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
     draws = [value + 1e-5 * value.roll(k, 1) for k in range(1, 5)]
     one, two, far = value.clone(), value.clone(), value.clone()
-    one[1] *= 1 + ONE_CODE / 2
-    two[1:3] *= 1 + ONE_CODE / 2
-    far[1] *= 1 + 2 * ONE_CODE
-    assert_drawn("shared", one, value, draws)
+    one[1] *= 1 + ONE_CODE[inside] / 2
+    two[1:3] *= 1 + ONE_CODE[inside] / 2
+    far[1] *= 1 + 2 * ONE_CODE[inside]
+    assert_drawn("shared", one, value, draws, inside)
     assert not passes(assert_drawn, "qr", one, value, draws)
-    assert not any(passes(assert_drawn, "shared", wrong, value, draws) for wrong in (two, far))
-    assert not passes(assert_drawn, "shared", one[1:2], value[1:2], [draw[1:2] for draw in draws])
+    assert not any(passes(assert_drawn, "shared", wrong, value, draws, inside) for wrong in (two, far))
+    assert not passes(assert_drawn, "shared", one[1:2], value[1:2], [draw[1:2] for draw in draws], inside)
 
 
 def test_only_hopper_and_fp8_products_are_drawn(small):

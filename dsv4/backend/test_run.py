@@ -10,7 +10,7 @@ import torch
 from dsv4 import config as configuration
 from dsv4 import device
 from dsv4.backend.conftest import PAGE, SIZES
-from dsv4.backend.test_bound import assert_close, assert_drawn, drawn, normed_stores
+from dsv4.backend.test_bound import assert_close, assert_drawn, drawn, normed_stores, requantised
 from dsv4.dump import DumpReader
 from dsv4.floor.accumulation import accumulation_of
 from dsv4.judge.kernel_launches import wrong
@@ -86,9 +86,10 @@ def test_a_dump_of_kernels_is_one_of_refs_that_says_what_it_ran_on(tmp_path, mon
                 draws = drawn(
                     ours.checkpoint.config, ours.checkpoint.weights, reference, rung.plan, accumulation
                 )
+            inside = requantised(ours.checkpoint.weights)
             for (layer, name), (one, other) in taps.items():
                 if (layer, name) in draws:
-                    assert_drawn(name, one, other, draws[layer, name])
+                    assert_drawn(name, one, other, draws[layer, name], inside.get(name))
                 else:
                     normed = name in normed_stores(rung.plan)
                     assert_close(name, one, other, normed=normed, handful=0.05)  # of a few hundred elements
