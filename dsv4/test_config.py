@@ -45,6 +45,7 @@ def test_the_committed_configuration_loads(written):
         ("seed: 0", "seed: 0\nseed: 1", "key 'seed' stands twice"),
         ("seed: 0", "seed: -1", "seed: -1 is less than the minimum of 0"),
         ("seed: 0", "seed: [", "no valid YAML"),
+        ("seed: 0", "seed: x: 0", r"no valid YAML: mapping values .* line \d+, .* seed: x: 0 \^"),
         ("floor_draws: 8", "floor_draws: 4", "floor_draws: 4 is less than the minimum of 8"),
         ("page_size: 64", "page_size: 64.5", "page_size: 64.5 is not of type 'integer'"),
         ("tighten: {}", "tighten: {cos_min: high}", "tighten.cos_min: 'high' is not of type 'number'"),

@@ -18,7 +18,7 @@ from dsv4.model.config import CSA_RATIO
 from dsv4.model.transformer import Layer
 from dsv4.run.isolated import Reference
 from dsv4.run.setup import Setup
-from dsv4.run.trace import storable
+from dsv4.run.trace import by_phase, storable
 from dsv4.taps import BY_NAME, MODEL, MODES, PHASES
 
 Start = Callable[[Engine, Path], None]
@@ -164,15 +164,12 @@ def _write(
         if (of_mode, of_prompt) != (mode, prompt):
             continue
         positions = _positions(setup, reference, layer, name)
-        for phase in PHASES:
-            inside = (positions >= rows.prompt) == (phase == "decode")
+        for phase, at, part in by_phase(positions, values, rows.prompt):
             entry = BY_NAME[name].axis == "entry"
-            if entry and not inside.any():
+            if entry and not len(at):
                 continue
-            stored, dtype = storable(values[inside], BY_NAME[name])
-            writer.put(
-                mode, phase, layer, name, stored, dtype, entry_positions=positions[inside] if entry else None
-            )
+            stored, dtype = storable(part, BY_NAME[name])
+            writer.put(mode, phase, layer, name, stored, dtype, entry_positions=at if entry else None)
 
 
 def _positions(setup: Setup, reference: Reference, layer: Layer, name: str) -> np.ndarray:

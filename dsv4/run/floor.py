@@ -22,7 +22,7 @@ from dsv4.model.transformer import Layer
 from dsv4.run.isolated import Reference, run_isolated
 from dsv4.run.modes import first_streams
 from dsv4.run.setup import Setup, parse, prepare
-from dsv4.run.trace import Trace, tap_names, write_trace
+from dsv4.run.trace import Trace, by_phase, tap_names, write_trace
 from dsv4.taps import BY_NAME, PHASES
 
 Key = tuple[str, Layer, str]  # phase, layer, tap
@@ -152,7 +152,7 @@ def _inherit(parent: DumpReader, emulation: Trace, stages: set[str]) -> Spread:
 def _by_phase(trace: Trace) -> dict[Key, np.ndarray]:
     split: dict[Key, np.ndarray] = {}
     for layer, name in trace.taps():
-        for phase, positions, values in trace.by_phase(layer, name):
+        for phase, positions, values in by_phase(*trace.get(layer, name), trace.rows.prompt):
             if len(positions):
                 split[phase, layer, name] = values
     return split

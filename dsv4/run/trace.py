@@ -104,19 +104,31 @@ class Trace:
         order = np.argsort(positions, kind="stable")
         return positions[order], values[order]
 
-    def by_phase(self, layer: Layer, name: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """Phase, positions and values of a tap, as parts of what :meth:`get` returns; a part may have no rows."""
-        positions, values = self.get(layer, name)
-        prompt = int(np.searchsorted(positions, self.rows.prompt))
-        for phase in PHASES:
-            part = slice(prompt) if phase == "prefill" else slice(prompt, None)
-            yield phase, positions[part], values[part]
-
     def taps(self) -> list[tuple[Layer, str]]:
         """Everything kept, in layer order then tap order."""
         names = list(BY_NAME)
         rank = {layer: index for index, layer in enumerate(self.kept)}
         return sorted((key for key in self.values), key=lambda key: (rank[key[0]], names.index(key[1])))
+
+
+def by_phase(
+    positions: np.ndarray, values: np.ndarray, prompt: int
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Cut a tap into phases, without copying; a part may have no rows.
+
+    Parameters
+    ----------
+    positions : (N,) int64, ascending.
+    values : (N, ...).
+    prompt : tokens of the prompt: the first position that is decoded.
+
+    Yields
+    ------
+    phase, its positions, its values
+    """
+    cut = int(np.searchsorted(positions, prompt))
+    for phase, part in zip(PHASES, (slice(cut), slice(cut, None)), strict=True):
+        yield phase, positions[part], values[part]
 
 
 def write_trace(
@@ -137,7 +149,7 @@ def write_trace(
         inside = judged < split if phase == "prefill" else judged >= split
         writer.rows(mode, phase, judged[inside])
     for layer, name in trace.taps():
-        for phase, positions, values in trace.by_phase(layer, name):
+        for phase, positions, values in by_phase(*trace.get(layer, name), split):
             entry = BY_NAME[name].axis == "entry"
             if entry and not len(positions):
                 continue
