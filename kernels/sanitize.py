@@ -1,11 +1,11 @@
 """compute-sanitizer over every op's tests: ``python -m kernels.sanitize --out results/sanitizer.json``, on a GPU.
 
 memcheck looks for accesses outside allocations, racecheck for unordered accesses to shared memory. Each op's tests of
-its kernels run under both, several files at a time; what a time limit cuts off is said, not taken for clean.
+its kernels run under both, a part of a file's tests a process, several at a time; what a time limit cuts off is said,
+not taken for clean.
 
-racecheck reports correct hand-overs by one thread's arrival at an mbarrier too; what is reported between two accesses
-of a Gluon kernel, the ones that hand over so, is counted apart and judged in kernels/sparse_attn/test_races.py. See
-docs/races.md.
+racecheck reports a correct hand-over by one thread's arrival at an mbarrier too. So it runs on kernels in which every
+thread arrives by itself (kernels/sparse_attn/each_arrival.py); see docs/races.md.
 """
 
 import argparse
@@ -21,46 +21,50 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kernels.toolchain import sanitizer
+from kernels.toolchain import sanitizer, sanitizer_year
 
 ROOT = Path(__file__).resolve().parent
 TOOLS = ("memcheck", "racecheck")
 SUMMARY = {
     "memcheck": re.compile(r"ERROR SUMMARY: (\d+) error"),
-    "racecheck": re.compile(r"RACECHECK SUMMARY: (\d+) hazard\w* displayed \((\d+) error"),
+    "racecheck": re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)"),
 }
 RAN = re.compile(r"^=*\s*((?:\d+ \w+(?:, )?)+) in [\d.]+s", re.MULTILINE)  # pytest's last line
 COUNT = re.compile(r"(\d+) (passed|failed|errors?)")
-# a hazard's first line, and those below it that name its accesses
-HAZARD = re.compile(
-    r"^========= Error: .*?(?:hazard|Race reported).*\n(?:=========\s.*? at \w+\+0x.*\n)*", re.MULTILINE
-)
-IN_KERNEL = re.compile(r" at (\w+)\+0x")
 # what a test that launches a kernel asks for: a fixture of kernels/conftest.py, or a mark
 LAUNCHES = re.compile(r"\b(accelerator|on_gpu|on_hopper)\b")
 LEFT_OUT = re.compile(r"test_(\w+_)?(faults|races)\.py")
-SHOWN = 100  # findings that a tool prints
+FINDING = re.compile(
+    r"^========= (?:Invalid|Error: .*(?:hazard|Race reported)).*\n(?:=========\s+.*?\bat .*\n)*", re.MULTILINE
+)
+OPTIONS = {
+    "memcheck": [],
+    # Triton's code does not say how many barriers it has
+    "racecheck": ["--num-cuda-barriers", "64"],
+}
+PLUGINS = {"memcheck": [], "racecheck": ["-p", "kernels.sparse_attn.each_arrival"]}
+JUDGES = 2026  # the tool's year from which on racecheck finds nothing in a correct hand-over
+SHOWN = 20  # findings that a tool prints
+MOST = 20  # tests a process
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one tool said of one test file.
+    """What one tool said of a part of a test file.
 
     Attributes
     ----------
-    findings : errors (memcheck) or hazards that are errors (racecheck); None without a summary.
-    hand_overs : the hazards among them that were shown and lie inside a Gluon kernel.
-    others : shown findings that do not.
+    part : which of how many, "2/3".
+    findings : errors (memcheck), or hazards, warnings too (racecheck); None without a summary.
     tests : passed tests; None if they did not end in time.
-    first : the first of the others, else the first finding.
+    first : the first finding.
     """
 
     op: str
     file: str
+    part: str
     tool: str
     findings: int | None
-    hand_overs: int
-    others: int
     tests: int | None
     failed: int
     seconds: float
@@ -89,53 +93,66 @@ def ops() -> list[str]:
     return sorted({path.parent.name for path in ROOT.glob("*/*kernel.py")})
 
 
-def gluon_kernels() -> frozenset[str]:
-    """Names of the kernels that are written in Gluon."""
-    files = (path.read_text() for path in ROOT.glob("*/*kernel.py"))
-    return frozenset(
-        name for text in files if "experimental.gluon" in text or "experimental import gluon" in text
-        for name in re.findall(r"@gluon\.jit[^\n]*\ndef (\w+)", text)
-    )  # fmt: skip
+def parts(files: Sequence[Path], most: int = MOST) -> dict[Path, list[list[str]]]:
+    """Each file's tests, by pytest's own names for them, dealt into parts of ``most`` or fewer.
+
+    Raises
+    ------
+    RuntimeError
+        If the files' tests cannot be collected.
+    """
+    ask = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *map(str, files)]
+    said = subprocess.run(ask, capture_output=True, text=True, cwd=ROOT.parent, check=False)
+    if said.returncode:
+        raise RuntimeError(
+            f"sanitize: pytest cannot collect the tests: {(said.stdout + said.stderr)[-2000:]}"
+        )
+    tests: dict[Path, list[str]] = {file: [] for file in files}
+    for name in said.stdout.splitlines():
+        file, found, _ = name.partition("::")
+        if found:
+            tests[ROOT.parent / file].append(name)
+    return {file: dealt(names, most) for file, names in tests.items()}
 
 
-def command(file: Path, tool: str) -> list[str]:
-    """Sanitizer, Python, pytest, the file."""
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
-    return [str(sanitizer()), "--tool", tool, "--print-limit", str(SHOWN), sys.executable, *tests]
+def dealt(names: Sequence[str], most: int) -> list[list[str]]:
+    """Hand out in turn, so that neighbours, which take alike long, go to different parts."""
+    number = -(-len(names) // most)
+    return [list(names[first::number]) for first in range(number)]
 
 
-def read(op: str, file: str, tool: str, output: str, seconds: float) -> Found:
+def command(tests: Sequence[str], tool: str) -> list[str]:
+    """Sanitizer, Python, pytest, the tests."""
+    watch = [str(sanitizer()), "--tool", tool, "--print-limit", str(SHOWN), *OPTIONS[tool]]
+    return [*watch, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLUGINS[tool], *tests]
+
+
+def read(op: str, file: str, part: str, tool: str, output: str, seconds: float) -> Found:
     """The sanitizer's summary and pytest's, from what both printed."""
     summary, ran = SUMMARY[tool].search(output), RAN.search(output)
     counts = {what: int(number) for number, what in COUNT.findall(ran[1] if ran else "")}
-    gluon = gluon_kernels()
-    hazards = HAZARD.findall(output) if tool == "racecheck" else []
-    inside = [one for one in hazards if {*IN_KERNEL.findall(one)} and {*IN_KERNEL.findall(one)} <= gluon]
-    wrong = [one for one in output.splitlines() if one.startswith("========= Invalid")] + [
-        one for one in hazards if one not in inside
-    ]
+    finding = FINDING.search(output)
     return Found(
         op=op,
         file=file,
+        part=part,
         tool=tool,
-        findings=int(summary.groups()[-1]) if summary else None,
-        hand_overs=len(inside),
-        others=len(wrong),
+        findings=sum(map(int, summary.groups())) if summary else None,
         tests=counts.get("passed") if ran else None,
         failed=sum(counts.get(name, 0) for name in ("failed", "error", "errors")),
         seconds=round(seconds, 1),
-        first=" ".join(next(iter([*wrong, *inside]), "").replace("=========", "").split())[:200],
+        first=" ".join(finding[0].replace("=========", "").split())[:200] if finding else "",
     )
 
 
-def run(op: str, file: Path, tool: str, limit: float) -> Found:
-    """One tool over one file's tests, for ``limit`` seconds at most."""
+def run(op: str, file: str, part: str, tests: Sequence[str], tool: str, limit: float) -> Found:
+    """One tool over some tests, for ``limit`` seconds at most."""
     start = time.monotonic()
     environment = os.environ | {
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"
     }  # else a block holds what lies beyond a tensor
     child = subprocess.Popen(
-        command(file, tool),
+        command(tests, tool),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -148,7 +165,7 @@ def run(op: str, file: Path, tool: str, limit: float) -> Found:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         output, _ = child.communicate()
-    return read(op, file.name, tool, output, time.monotonic() - start)
+    return read(op, file, part, tool, output, time.monotonic() - start)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--jobs", type=int, default=min(8, os.cpu_count() or 1), help="at a time on the one GPU"
     )
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds a file and tool")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds a part of a file and tool")
     options = parser.parse_args(arguments)
     if sanitizer() is None:
         print(
@@ -168,11 +185,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if sanitizer_year() < JUDGES and "racecheck" in (options.tool or TOOLS):
+        print(
+            f"sanitize: {sanitizer()} is older than {JUDGES}: its racecheck reports correct hand-overs too; install "
+            "nvidia-cuda-sanitizer-api 13.5 or ask for --tool memcheck",
+            file=sys.stderr,
+        )
+        return 2
+    tests = parts([file for op in options.op or ops() for file in files_of(op)])
     work = [
-        (op, file, tool)
+        (file.parent.name, file.name, f"{number}/{len(dealt_out)}", names, tool)
         for tool in options.tool or TOOLS
-        for op in options.op or ops()
-        for file in files_of(op)
+        for file, dealt_out in tests.items()
+        for number, names in enumerate(dealt_out, 1)
     ]
     found: list[Found] = []
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -186,16 +211,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def line(one: Found) -> str:
     """One result in a line."""
-    said = [f"{one.findings} findings" if one.findings is not None else "no summary: cut off"]
-    if one.clean:
-        said = ["clean"]
-    if one.hand_overs:
-        said.append(f"{one.hand_overs} shown at mbarrier hand-overs, {one.others} elsewhere")
-    if one.failed:
-        said.append(f"{one.failed} failed")
-    said.append(f"{one.tests or 0} tests, {one.seconds:.0f} s")
-    where = "" if one.clean or not one.first else f"; {one.first}"
-    return f"{one.tool} {one.op}/{one.file}: {', '.join(said)}{where}"
+    said = f"{one.findings} findings" if one.findings is not None else "no summary: cut off"
+    failed = f", {one.failed} failed" if one.failed else ""
+    where = f"; {one.first}" if one.first else ""
+    return (
+        f"{one.tool} {one.op}/{one.file} {one.part}: {'clean' if one.clean else said}{failed}, {one.tests or 0} tests, "
+        f"{one.seconds:.0f} s{where}"
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import pytest
 
 from kernels import sanitize, toolchain
+from kernels.sparse_attn import each_arrival, hopper_kernel, hopper_softmax_kernel
 
 CLEAN = {
     "memcheck": "3 passed in 2.1s\n========= ERROR SUMMARY: 0 errors\n",
@@ -38,8 +39,8 @@ def test_a_file_is_run_for_what_it_launches_not_for_its_name():
 
 @pytest.mark.parametrize("tool", sanitize.TOOLS)
 def test_clean_is_clean_and_a_finding_is_not(tool):
-    assert sanitize.read("op", "test_op_kernel.py", tool, CLEAN[tool], 3.0).clean
-    found = sanitize.read("op", "test_op_kernel.py", tool, WRONG[tool], 3.0)
+    assert sanitize.read("op", "test_op_kernel.py", "1/1", tool, CLEAN[tool], 3.0).clean
+    found = sanitize.read("op", "test_op_kernel.py", "1/1", tool, WRONG[tool], 3.0)
     assert not found.clean
     assert found.findings in (1, 2)
     assert found.first
@@ -53,33 +54,79 @@ def test_clean_is_clean_and_a_finding_is_not(tool):
     ids=["nothing", "cut off", "failed", "no tests"],
 )
 def test_what_did_not_run_is_not_clean(tool, output):
-    assert not sanitize.read("op", "test_op_kernel.py", tool, output, 600.0).clean
+    assert not sanitize.read("op", "test_op_kernel.py", "1/1", tool, output, 600.0).clean
     assert not sanitize.read(
-        "op", "test_op_kernel.py", tool, output + CLEAN[tool].split("\n")[1] + "\n", 600.0
+        "op", "test_op_kernel.py", "1/1", tool, output + CLEAN[tool].split("\n")[1] + "\n", 600.0
     ).clean
 
 
-def test_a_hand_over_of_a_gluon_kernel_is_told_from_a_race():
-    name = "attend_hopper_kernel"
-    assert name in sanitize.gluon_kernels()
-    hand_over = (
+def test_the_first_finding_is_told_with_its_accesses():
+    hazard = (
         "========= Error: Potential RAW hazard detected at __shared__ 0x1 in block (0,0,0) :\n"
-        f"=========     Write Thread (1,0,0) at {name}+0x10 in a.py:1\n"
-        f"=========     Read Thread (2,0,0) at {name}+0x20 in b.py:2\n========= \n"
+        "=========     Write Thread (1,0,0) at first_kernel+0x10 in a.py:1\n"
+        "=========     Read Thread (2,0,0) at first_kernel+0x20 in b.py:2\n========= \n"
     )
-    tail = "3 passed in 2.1s\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
-    found = sanitize.read("op", "f.py", "racecheck", hand_over * 2 + tail, 3.0)
-    assert (found.hand_overs, found.others) == (2, 0)
-    assert not found.clean  # what was not shown may lie elsewhere
-    other = hand_over.replace(name, "another_kernel", 1)
-    found = sanitize.read("op", "f.py", "racecheck", hand_over + other + tail, 3.0)
-    assert (found.hand_overs, found.others) == (1, 1)
+    tail = "3 passed in 2.1s\n========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)\n"
+    said = hazard + hazard.replace("first", "second") + tail
+    found = sanitize.read("op", "f.py", "1/1", "racecheck", said, 3.0)
+    assert found.findings == 2
+    assert "a.py:1" in found.first
+    assert "b.py:2" in found.first
+    assert "second" not in found.first
+
+
+def test_each_test_is_in_one_part_and_neighbours_are_not_together():
+    names = [f"f.py::test[{number}]" for number in range(61)]
+    parts = sanitize.dealt(names, 30)
+    assert sorted(name for part in parts for name in part) == sorted(names)
+    assert max(map(len, parts)) <= 30
+    assert all(names[1] not in part for part in parts if names[0] in part)
+    assert sanitize.dealt([], 30) == []
+
+
+def test_the_parts_are_pytests_own_tests():
+    file = sanitize.ROOT / "gather_dequantise" / "test_gather_dequantise.py"
+    parts = sanitize.parts([file], most=4)[file]
+    assert len(parts) > 1
+    assert all(
+        name.startswith("kernels/gather_dequantise/test_gather_dequantise.py::test_")
+        for part in parts
+        for name in part
+    )
+
+
+def test_a_file_that_cannot_be_collected_is_an_error(tmp_path):
+    (tmp_path / "test_none.py").write_text("import there_is_no_such_module\n")
+    with pytest.raises(RuntimeError, match="there_is_no_such_module"):
+        sanitize.parts([tmp_path / "test_none.py"])
+
+
+def test_racecheck_runs_with_each_threads_arrival_and_memcheck_on_the_kernel_as_it_is(monkeypatch):
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: "compute-sanitizer")
+    plugin = "kernels.sparse_attn.each_arrival"
+    assert plugin in sanitize.command(["t.py::test"], "racecheck")
+    assert plugin not in sanitize.command(["t.py::test"], "memcheck")
+
+
+def test_by_the_plugin_each_thread_arrives(monkeypatch):
+    for module in (hopper_kernel, hopper_softmax_kernel):
+        monkeypatch.setattr(module, "ARRIVALS", module.ARRIVALS)
+        assert module.ARRIVALS.value == 1
+    each_arrival.pytest_configure()
+    assert hopper_kernel.ARRIVALS.value == hopper_softmax_kernel.ARRIVALS.value == 128
+
+
+def test_racecheck_of_a_tool_that_reports_correct_hand_overs_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: "compute-sanitizer")
+    monkeypatch.setattr(sanitize, "sanitizer_year", lambda: 2025)
+    assert sanitize.main([]) == 2
+    assert "older than 2026" in capsys.readouterr().err
 
 
 def test_counts_are_pytests_and_not_the_sanitizers():
     text = "59 passed, 2 skipped in 31.0s\n"
     text += "========= RACECHECK SUMMARY: 83 hazards displayed (83 errors, 0 warnings)\n"
-    found = sanitize.read("op", "f.py", "racecheck", text, 3.0)
+    found = sanitize.read("op", "f.py", "1/1", "racecheck", text, 3.0)
     assert (found.tests, found.failed, found.findings) == (59, 0, 83)
 
 

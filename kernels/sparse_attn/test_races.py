@@ -2,12 +2,10 @@
 
 A write of one thread reaches a reader over two barriers: ``bar.sync`` of the writer's group, then one thread's arrival
 at an mbarrier. racecheck does not follow that. So it runs on the same kernels with every thread arriving by itself
-(``ARRIVALS`` of hopper_softmax_kernel.py), which leaves every access, every wait and every arrival's place as it is;
-see docs/races.md.
+(each_arrival.py), which leaves every access, every wait and every arrival's place as it is; see docs/races.md.
 ``python -m kernels.sparse_attn.test_races NAME [--each]`` launches one program.
 """
 
-import re
 import subprocess
 import sys
 from functools import cache
@@ -21,7 +19,8 @@ from triton.experimental.gluon.language import allocate_shared_memory
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.sparse_attn import hopper_kernel, hopper_softmax_kernel
+from kernels.sanitize import JUDGES, OPTIONS, SUMMARY
+from kernels.sparse_attn.each_arrival import each_thread_arrives
 from kernels.sparse_attn.hopper_layouts_kernel import copy_layout, tile_layout
 from kernels.sparse_attn.hopper_softmax_kernel import ARRIVALS, arrive
 from kernels.sparse_attn.test_bound import case, run
@@ -30,8 +29,6 @@ from kernels.toolchain import sanitizer, sanitizer_year
 
 STEPS = gl.constexpr(2)
 SANITIZER = sanitizer()
-JUDGES = 2026  # the year from which on racecheck finds nothing in a correct hand-over
-BARRIERS = "64"
 PROGRAMS = ("b0", *FP8_PATHS, "b0-2", "b1-2")
 HANDED_OVER = ("stored", "copied")  # small examples: a tile goes from one warp group to another
 
@@ -95,12 +92,6 @@ def hand_over(copy: bool, late: bool) -> str:
     return digest(got)
 
 
-def each_thread_arrives() -> None:
-    """From now on, in this process, no group's arrival is one thread's."""
-    for module in (hopper_kernel, hopper_softmax_kernel, sys.modules[__name__]):
-        vars(module)["ARRIVALS"] = gl.constexpr(128)
-
-
 def launch(name: str) -> str:
     """Launch one program, an example or attention by a path of test_bound; what names its result's bits."""
     example, _, fault = name.partition("-")
@@ -128,12 +119,12 @@ def hazards(name: str) -> int:
     command = [
         str(SANITIZER),
         *("--tool", "racecheck", "--racecheck-report", "hazard", "--print-limit", "4"),
-        *("--num-cuda-barriers", BARRIERS),  # Triton's code does not say how many it has
+        *OPTIONS["racecheck"],
         *("--kernel-name", f"kns={kernel}"),
         *program(name, "--each"),
     ]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = re.search(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)", said)
+    found = SUMMARY["racecheck"].search(said)
     assert found, said[-2000:]
     return int(found[1]) + int(found[2])
 
@@ -173,5 +164,5 @@ def test_the_kernel_that_is_judged_gives_the_same_bits(name):
 
 if __name__ == "__main__":
     if "--each" in sys.argv:
-        each_thread_arrives()
+        each_thread_arrives(sys.modules[__name__])
     print(launch(sys.argv[1]))
