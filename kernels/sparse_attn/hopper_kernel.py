@@ -37,9 +37,9 @@ Who may touch what in shared memory, and the barrier that orders it (arrivals in
   and after ``sums_full``; past ``done`` nobody reads keys, and the producer's last copy was waited for by all. Each
   group then writes and reads tiles of its own stage (0 or 1) only, with its own barrier between.
 
-compute-sanitizer on an H200 (2026-12-02): memcheck finds nothing, nor does racecheck with each thread's own arrival; with
-one thread's it reports writes before reads where ``full`` and ``p_full`` order them, as it does for a kernel of nothing
-but such a hand-over: docs/races.md and test_races.py. 1000 launches beside other work gave the same bits.
+compute-sanitizer on an H200 (2026-12-02): memcheck finds nothing, nor does racecheck with each thread's own arrival;
+with one thread's it reports writes before reads where ``full`` and ``p_full`` order them, as it does for a kernel of
+nothing but such a hand-over: docs/races.md and test_races.py. 1000 launches beside other work gave the same bits.
 """
 
 import torch
