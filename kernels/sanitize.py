@@ -99,7 +99,7 @@ def parts(files: Sequence[Path], most: int = MOST) -> dict[Path, list[list[str]]
     Raises
     ------
     RuntimeError
-        If the files' tests cannot be collected.
+        If the files' tests cannot be collected, or a file has none.
     """
     ask = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *map(str, files)]
     said = subprocess.run(ask, capture_output=True, text=True, cwd=ROOT.parent, check=False)
@@ -112,6 +112,9 @@ def parts(files: Sequence[Path], most: int = MOST) -> dict[Path, list[list[str]]
         file, found, _ = name.partition("::")
         if found:
             tests[ROOT.parent / file].append(name)
+    without = [str(file) for file, names in tests.items() if not names]
+    if without:
+        raise RuntimeError(f"sanitize: no tests in {', '.join(without)}")
     return {file: dealt(names, most) for file, names in tests.items()}
 
 

@@ -101,6 +101,13 @@ def test_a_file_that_cannot_be_collected_is_an_error(tmp_path):
         sanitize.parts([tmp_path / "test_none.py"])
 
 
+def test_a_file_without_a_test_is_an_error_and_not_clean(tmp_path):
+    (tmp_path / "test_none.py").write_text("")
+    file = sanitize.ROOT / "gather_dequantise" / "test_gather_dequantise.py"
+    with pytest.raises(RuntimeError, match=r"no tests in .*test_none"):
+        sanitize.parts([file, tmp_path / "test_none.py"])
+
+
 def test_racecheck_runs_with_each_threads_arrival_and_memcheck_on_the_kernel_as_it_is(monkeypatch):
     monkeypatch.setattr(sanitize, "sanitizer", lambda: "compute-sanitizer")
     plugin = "kernels.sparse_attn.each_arrival"
