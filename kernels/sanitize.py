@@ -172,7 +172,7 @@ def run(op: str, file: str, part: str, tests: Sequence[str], tool: str, limit: f
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if every op is clean under every tool, 1 if not, 2 without a GPU or the sanitizer."""
+    """0 if every op is clean under every tool, 1 if not, 2 if nothing ran: no sanitizer, an old one, no tests."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--out", type=Path, default=Path("results/sanitizer.json"))
     parser.add_argument("--op", action="append", choices=ops(), help="default: every op")
@@ -195,7 +195,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    tests = parts([file for op in options.op or ops() for file in files_of(op)])
+    try:
+        tests = parts([file for op in options.op or ops() for file in files_of(op)])
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 2
     work = [
         (file.parent.name, file.name, f"{number}/{len(dealt_out)}", names, tool)
         for tool in options.tool or TOOLS

@@ -97,13 +97,13 @@ def fp8_sums(plan: Plan, weights: ModelWeights | None = None) -> frozenset[str]:
 
 
 def requantised(weights: ModelWeights) -> dict[str, str]:
-    """Tap whose second matrix reads what is quantised inside -> how that is stored."""
+    """Tap whose second matrix reads what is quantised inside -> how that is stored, the coarsest of its layers."""
     second = {name: matrices[1] for name, matrices in PRODUCTS.items() if len(matrices) == 2}
     ways = {
-        name: {quantiser(getattr(layer, matrix).format) for layer in weights.layers}
+        name: ONE_CODE.keys() & {quantiser(getattr(layer, matrix).format) for layer in weights.layers}
         for name, matrix in second.items()
     }
-    return {name: way for name, found in ways.items() for way in ONE_CODE if way in found}  # the coarser one
+    return {name: max(found, key=lambda way: ONE_CODE[way]) for name, found in ways.items() if found}
 
 
 def normed_stores(plan: Plan) -> frozenset[str]:

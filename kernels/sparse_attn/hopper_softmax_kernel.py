@@ -7,9 +7,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from kernels.sparse_attn.hopper_layouts_kernel import FLOOR, LAZY, LN2, LOG2E, TINY
 
-ARRIVALS = gl.constexpr(
-    1
-)  # of a group of 128 threads at a barrier; 128 by each_arrival.py, see :func:`arrive`
+# of a group of 128 threads at a barrier; 128 by each_arrival.py, see :func:`arrive`
+ARRIVALS = gl.constexpr(1)
 
 
 @gluon.jit
