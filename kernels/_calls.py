@@ -39,6 +39,7 @@ from kernels.rope.kernel import rope
 from kernels.route.kernel import route, route_by_table, router_scores
 from kernels.sparse_attn.combine_kernel import combine
 from kernels.sparse_attn.kernel import room, sparse_attn_fp8, sparse_attn_gathered, sparse_attn_widened
+from kernels.sparse_attn.product import sparse_attn_product
 from kernels.swiglu.kernel import swiglu
 from kernels.swiglu_quantise_nvfp4.kernel import swiglu_quantise
 
@@ -250,6 +251,15 @@ CALLS = {
     "sparse_attn_fp8 aligned": (
         sparse_attn_fp8,
         {**Q_FP8, **attention(), "pages": DATA["data"], "token_scale": DATA["token_scale"]},
+    ),
+    "sparse_attn_product": (
+        sparse_attn_product,
+        {**Q, **TURN, **attention(), "pages": PAGES, "eps": 1e-6}
+        | {"codes": QuantisedQ(of(U8, T, H, 320), of(F32, T, H), of(U8, T, H, 192))},
+    ),
+    "sparse_attn_product aligned": (
+        sparse_attn_product,
+        {**Q, **TURN, **attention(), "pages": DATA["data"], "token_scale": DATA["token_scale"], "eps": 1e-6},
     ),
     "combine": (
         combine,

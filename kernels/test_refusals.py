@@ -18,6 +18,7 @@ from kernels.compress import step_kernel
 from kernels.grouped_ffn import fp8_kernel as fp8_experts
 from kernels.linear import fp8_kernel
 from kernels.linear import wide_kernel as wide
+from kernels.sparse_attn import product
 
 # what other functions here call on arguments that these have seen, or checks itself as a part of their calls
 PARTS = {
@@ -94,7 +95,7 @@ def test_the_call_itself_is_taken(call):
 
 def test_every_function_with_tensors_is_here():
     files = [*Path(__file__).parent.glob("*/kernel.py"), Path(wide.__file__)]
-    more = (fp8_kernel, fp8_experts, step_kernel)
+    more = (fp8_kernel, fp8_experts, step_kernel, product)
     files += [Path(module.__file__) for module in more]
     modules = [importlib.import_module(f"kernels.{file.parent.name}.{file.stem}") for file in files]
     found = {

@@ -15,7 +15,7 @@ from kernels.gather_dequantise.kernel import gather_dequantise
 from kernels.kv_norm_rope_store.kernel import kv_norm_rope_store, kv_norm_rope_store_aligned
 from kernels.kv_store.kernel import store, store_aligned, store_nvfp4
 from kernels.page_slots.kernel import key_slots, row_slots
-from kernels.q_norm_rope_quantise.kernel import norm_rope, norm_rope_quantise
+from kernels.q_norm_rope_quantise.kernel import norm_rope
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.q_norm_rope_quantise.ref import quantise as quantise_q
 from kernels.rmsnorm.kernel import rmsnorm
@@ -26,21 +26,21 @@ from kernels.sparse_attn.kernel import (
     sparse_attn_gathered,
     sparse_attn_widened,
 )
+from kernels.sparse_attn.product import sparse_attn_product
 
 BF16, FP32 = torch.bfloat16, torch.float32
 GATHERED = 1 << 27  # values of the BF16 buffer at once: 256 MiB
 
 
 def q_b(at: KernelLayer, env: Env, batch: Batch) -> Written:
-    """qr_q to q (T, H, K): BF16, or for FP8 attention its codes, and BF16 when a tap asks."""
+    """qr_q to q (T, H, K): BF16, or for FP8 attention what it makes its codes of, and BF16 when a tap asks."""
     q = at.linear(env["qr_q"], at.native.q_b).unflatten(-1, (at.config.num_attention_heads, -1))
     cos, sin = at.cos_sin(batch.positions)
     eps = at.eps
     if at.plan.q_format == "bf16":
         return {"q": norm_rope(q, cos, sin, eps=eps)}
     pending = Pending(lambda q, cos, sin: norm_rope(q, cos, sin, eps=eps), q, cos, sin)
-    codes = norm_rope_quantise(q, cos, sin, eps=eps, residual=at.plan.q_format == "fp8x2")
-    at.fused.keep("q", pending, codes)
+    at.fused.keep("q", pending, (q, cos, sin))
     return {"q": pending}
 
 
@@ -154,19 +154,25 @@ def _attend(at: KernelLayer, pool: PagePool, q: Any, slots: Tensor, rows: slice)
     )
     sinks, scale = at.native.sinks, config.head_dim**-0.5
     if plan.q_format != "bf16":
-        codes = QuantisedQ(q.record[rows], q.scale[rows], None if q.residual is None else q.residual[rows])
-        return sparse_attn_fp8(
-            codes.record,
-            codes.scale,
-            pool.pages if pool.token_scale is None else pool.data,
-            slots,
-            sinks,
-            scale=scale,
-            residual=codes.residual,
-            token_scale=pool.token_scale,
-            rope_fp8=plan.rope_format == "fp8",
-            pv_fp8=plan.pv_format == "fp8",
-            into=into,
+        cache = pool.pages if pool.token_scale is None else pool.data
+        on: dict[str, Any] = {
+            "scale": scale,
+            "token_scale": pool.token_scale,
+            "rope_fp8": plan.rope_format == "fp8",
+            "pv_fp8": plan.pv_format == "fp8",
+            "into": into,
+        }
+        if isinstance(q, QuantisedQ):
+            codes = QuantisedQ(
+                q.record[rows], q.scale[rows], None if q.residual is None else q.residual[rows]
+            )
+            return sparse_attn_fp8(
+                codes.record, codes.scale, cache, slots, sinks, residual=codes.residual, **on
+            )
+        product, cos, sin = (part[rows] for part in q)
+        two_terms = plan.q_format == "fp8x2"
+        return sparse_attn_product(
+            product, cos, sin, cache, slots, sinks, eps=at.eps, residual=two_terms, **on
         )
     if plan.kv_read == "in_place":
         return sparse_attn_widened(q[rows], pool.pages, slots, sinks, scale=scale, into=into)

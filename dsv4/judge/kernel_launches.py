@@ -39,7 +39,8 @@ KV_FUSED = "kv_norm_rope_store._kv_norm_rope_store_kernel"
 KV_STORE = {"fp8": "kv_store._kv_store_kernel", "nvfp4": "kv_store.kv_store_nvfp4_kernel"}
 GATHER = {"fp8": "gather_dequantise._gather_kernel", "nvfp4": "gather_dequantise.gather_nvfp4_kernel"}
 BF16_ATTENTION = ("sparse_attn.attend_bf16_kernel", "sparse_attn.attend_gathered_hopper_kernel")
-FP8_ATTENTION = ("sparse_attn.attend_fp8_kernel", "sparse_attn.attend_hopper_kernel")
+Q_AND_ATTENTION = "sparse_attn.attend_product_hopper_kernel"  # many heads at once on Hopper
+FP8_ATTENTION = ("sparse_attn.attend_fp8_kernel", "sparse_attn.attend_hopper_kernel", Q_AND_ATTENTION)
 FP8_SCORES = ("index_logits.paged_kernel",)
 FP4_SCORES = ("index_logits.folded_kernel", "index_logits.native_kernel")
 EXPERTS = tuple(
@@ -73,7 +74,7 @@ def expected(plan: Mapping[str, str], sizes: Sizes, requantised: int = 0) -> Ite
     yield of("attn_in", 2 * layers * (not mhc) + 1, "hc.collapse_kernel")  # and the head's
     narrow, form = plan["q_format"] != "bf16", plan["kv_format"]
     yield of("q", layers * (not narrow), Q_BF16)
-    yield of("q", layers * narrow, Q_FP8)
+    yield of("q", layers * narrow, Q_FP8, Q_AND_ATTENTION)
     yield of("kv", layers * (plan["kv_norm"] == "fused"), KV_FUSED)
     stores = layers * (plan["kv_norm"] == "unfused")
     yield of("kv_store", stores, KV_STORE[form], more=compressed)  # windows that the step closes

@@ -85,10 +85,14 @@ def test_no_key_is_gathered_twice_before_every_set_had_its_turn(work):
 
 def test_attention_writes_each_set_apart(work, monkeypatch):
     made, written = work(), []
-    for kernel in ("norm_rope", "gather_dequantise", "norm_rope_quantise"):
+    for kernel in ("norm_rope", "gather_dequantise"):
         monkeypatch.setattr(attention, kernel, lambda *_args, out, **_more: written.append(out))
-    for kernel in ("sparse_attn_gathered", "sparse_attn_fp8"):
-        monkeypatch.setattr(attention, kernel, lambda *_args, into, **_more: written.append(vars(into)))
+    for kernel in ("sparse_attn_gathered", "sparse_attn_product"):
+        monkeypatch.setattr(
+            attention,
+            kernel,
+            lambda *_args, into, codes=None, **_more: written.append((vars(into), codes)),
+        )
     for launch in (made.b0(), made.b1(), made.b1(terms=2, aligned=True)):
         places = []
         for i in range(made.copies):

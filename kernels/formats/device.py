@@ -122,6 +122,12 @@ def abs_max(x, axis: tl.constexpr):
     bits = tl.max(
         x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis
     )  # magnitudes order like integers, NaN on top
+    return no_infinity(bits)
+
+
+@triton.jit
+def no_infinity(bits):
+    """A magnitude, NaN if it is infinite: int32 bits -> FP32."""
     return tl.where(bits >= 0x7F800000, 0x7FC00000, bits).to(tl.float32, bitcast=True)
 
 

@@ -154,8 +154,7 @@ def group_max(x, GROUPS: tl.constexpr):
 @triton.jit
 def inverse_root(total, size, eps):
     """1 / sqrt(total / size + eps), each step rounded to nearest: FP32 of any shape."""
-    one = tl.full(total.shape, 1.0, tl.float32)
-    return tl.div_rn(one, tl.sqrt_rn(tl.div_rn(total, one * size) + eps))
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, size * 1.0) + eps))
 
 
 @triton.jit

@@ -28,9 +28,9 @@ FAULTS = [
         row_kernel.inverse_root,
         WIDTH,
         {
-            "eps after the root": ("one * size) + eps)", "one * size)) + eps"),
+            "eps after the root": ("size * 1.0) + eps)", "size * 1.0)) + eps"),
             "no root": ("tl.sqrt_rn(", "("),
-            "no mean": ("tl.div_rn(total, one * size)", "total"),
+            "no mean": ("tl.div_rn(total, size * 1.0)", "total"),
         },
     ),
     Faults(

@@ -20,10 +20,11 @@ from kernels.bench_case import OURS, REPLACED, Case, rotation
 from kernels.formats import aligned_record
 from kernels.formats.kv_record import RecordLayout
 from kernels.gather_dequantise.kernel import gather_dequantise
-from kernels.q_norm_rope_quantise.kernel import norm_rope, norm_rope_quantise
+from kernels.q_norm_rope_quantise.kernel import norm_rope
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.sparse_attn.combine_kernel import num_splits
-from kernels.sparse_attn.kernel import path_of, room, sparse_attn_fp8, sparse_attn_gathered
+from kernels.sparse_attn.kernel import path_of, room, sparse_attn_gathered
+from kernels.sparse_attn.product import launches_of, sparse_attn_product
 from kernels.sparse_attn.tiles import BLOCK, Room
 
 NOPE, ROPE, WIDTH, PAGE = 448, 64, 512, 64
@@ -120,16 +121,17 @@ class Work:
         )
 
         def launch(i: int) -> None:
-            norm_rope_quantise(self.product[i], self.cos, self.sin, eps=EPS, out=q[i])
-            sparse_attn_fp8(
-                q[i].record,
-                q[i].scale,
+            sparse_attn_product(
+                self.product[i],
+                self.cos,
+                self.sin,
                 pages,
                 self.idx[i],
                 self.sinks,
+                eps=EPS,
                 scale=SCALE,
-                residual=q[i].residual,
                 token_scale=token_scale,
+                codes=q[i],
                 into=into[i],
             )
 
@@ -191,7 +193,9 @@ class Work:
             copies=self.copies,
             bytes=self.bytes,
             flops={"fp8": pairs * NOPE * terms, "bf16": pairs * (ROPE + WIDTH)},
-            launches={OURS: 2 + (self.splits > 1)},
+            launches={
+                OURS: launches_of(self.B, self.H, WIDTH, self.q.device, terms=terms) + (self.splits > 1)
+            },
             check=check,
         )
 

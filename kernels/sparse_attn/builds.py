@@ -6,7 +6,7 @@ from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.combine_kernel import AT_ONCE, MAX_SPLITS, _combine_kernel, sizes_for
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
 from kernels.sparse_attn.gathered_hopper_kernel import attend_gathered_hopper_kernel
-from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel, stages_of
+from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel, attend_product_hopper_kernel, stages_of
 from kernels.sparse_attn.tiles import Family, tile_for
 
 PAGE = 64
@@ -36,6 +36,7 @@ def builds(sizes: Sizes) -> list[Build]:
         *(_combine(sizes, parts) for parts in (2, 4, 8, AT_ONCE, MAX_SPLITS)),
         _gathered_hopper(sizes),
         *(_hopper(sizes, terms, seven) for terms in (1, 2) for seven in (True, False)),
+        *(_hopper_product(sizes, seven) for seven in (True, False)),
     ]
 
 
@@ -115,34 +116,39 @@ def _combine(sizes: Sizes, parts: int) -> Build:
 
 
 def _hopper(sizes: Sizes, terms: int, seven: bool) -> Build:
-    signature = {
-        "q_ptr": "*bf16",
-        "residual_ptr": "*bf16",
-        "q_scale_ptr": "*fp32",
+    form = f"{'' if seven else '_aligned'}{'_q2' if terms == 2 else ''}"
+    q = {"q_ptr": "*bf16", "residual_ptr": "*bf16", "q_scale_ptr": "*fp32"}
+    constants = {"STAGES": stages_of(terms, seven), "TERMS": terms}
+    return _on_hopper(f"hopper{form}/{sizes.name}", attend_hopper_kernel, q, {}, constants, seven)
+
+
+def _hopper_product(sizes: Sizes, seven: bool) -> Build:
+    name = f"hopper_product{'' if seven else '_aligned'}/{sizes.name}"
+    q, numbers = (
+        {"q_ptr": "*bf16", "cos_ptr": "*fp32", "sin_ptr": "*fp32"},
+        {"q_stride": "i32", "eps": "fp32"},
+    )
+    constants = {"STAGES": stages_of(1, seven)}
+    return _on_hopper(name, attend_product_hopper_kernel, q, numbers, constants, seven)
+
+
+def _on_hopper(name, kernel, q, numbers, constants, seven) -> Build:  # noqa: ANN001 - of the two above
+    pointers = {
+        **q,
         "data_ptr": "*bf16",
         "scale_ptr": "*i64" if seven else "*fp32",
         "idx_ptr": "*i32",
         "sinks_ptr": "*fp32",
         "out_ptr": "*bf16",
         "lse_ptr": "*fp32",
-        "page_units": "i32",
-        "heads": "i32",
-        "num_keys": "i32",
-        "score_scale": "fp32",
     }
-    form = f"{'' if seven else '_aligned'}{'_q2' if terms == 2 else ''}"
+    sizes = {**dict.fromkeys(("page_units", "heads", "num_keys"), "i32"), "score_scale": "fp32"}
     return Build(
-        name=f"sparse_attn/hopper{form}/{sizes.name}",
-        kernel=attend_hopper_kernel,
-        signature=signature,
-        constants={
-            "PAGE": PAGE if seven else 1,
-            "STAGES": stages_of(terms, seven),
-            "TERMS": terms,
-            "SEVEN": seven,
-            "PDL": True,
-        },
-        aligned=tuple(name for name, kind in signature.items() if kind[0] == "*"),
+        name=f"sparse_attn/{name}",
+        kernel=kernel,
+        signature={**pointers, **numbers, **sizes},
+        constants={**constants, "PAGE": PAGE if seven else 1, "SEVEN": seven, "PDL": True},
+        aligned=(*pointers, *(name for name in numbers if name == "q_stride")),
         options={"num_warps": 4, **OVERLAPPED},
         native=("fp8",),
         only=("sm_90a",),

@@ -42,6 +42,8 @@ with one thread's it reports writes before reads where ``full`` and ``p_full`` o
 nothing but such a hand-over: docs/races.md and test_races.py. 1000 launches beside other work gave the same bits.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
@@ -55,6 +57,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.overlap import overlap
+from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.sparse_attn.hopper_layouts_kernel import (
     LOG2E,
     UNSHIFT,
@@ -73,27 +76,24 @@ BLOCK = 64  # heads, and keys a step
 
 
 @gluon.jit
-def attend_hopper_kernel(
-    q_ptr,
-    residual_ptr,
-    q_scale_ptr,
-    data_ptr,
-    scale_ptr,
-    idx_ptr,
+def _attend(
+    source,
+    keys_source,
     sinks_ptr,
-    out_ptr,
-    lse_ptr,
-    page_units,
-    heads,
-    num_keys,
+    written_to,
+    sizes,
     score_scale,
     PAGE: gl.constexpr,
     STAGES: gl.constexpr,
     TERMS: gl.constexpr,
     SEVEN: gl.constexpr,
+    PRODUCT: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Grid (T * head tiles, splits), 4 warps. ``scale_ptr``: FP32 a token, or with SEVEN the pages as int64."""
+    """What both kernels do; ``source`` is codes, second term and scales of q, or with PRODUCT what q is made of."""
+    data_ptr, scale_ptr, idx_ptr = keys_source
+    out_ptr, lse_ptr = written_to
+    page_units, heads, num_keys = sizes
     if PDL:
         gdc_launch_dependents()
     tile: gl.constexpr = tile_layout()
@@ -118,6 +118,7 @@ def attend_hopper_kernel(
     q = (q0, q1, q2, q3)
     q_rope = allocate_shared_memory(gl.bfloat16, [64, 64], tile)
     p = allocate_shared_memory(gl.bfloat16, [2, 64, 64], tile)
+    q_scales = allocate_shared_memory(gl.float32, [64], line)
     shrinks = allocate_shared_memory(gl.float32, [2, 64], line)
     sums = allocate_shared_memory(gl.float32, [64], line)
     factors = allocate_shared_memory(gl.float32, [STAGES, 64], line)
@@ -146,8 +147,10 @@ def attend_hopper_kernel(
     p_empty = allocate_shared_memory(gl.int64, [2, 1], barrier)
     sums_full = allocate_shared_memory(gl.int64, [1], barrier)
     done = allocate_shared_memory(gl.int64, [1], barrier)
+    q_full = allocate_shared_memory(gl.int64, [1], barrier)
     start_barriers(full, empty, p_full, p_empty, sums_full, STAGES, SEVEN)
     mbarrier.init(done, count=2 * ARRIVALS)
+    mbarrier.init(q_full, count=2 * ARRIVALS)
     fence_async_shared()
     gl.thread_barrier()
     if PDL:  # measured: waiting for q alone, behind the first copies of keys, gains nothing over this
@@ -159,6 +162,10 @@ def attend_hopper_kernel(
     bars = (full, empty, p_full, p_empty, sums_full, done)
     first_head = row * heads + head_of_tile
     heads_left = heads - head_of_tile
+    query = (q_full, q, q_rope, q_scales)
+    if PRODUCT:
+        q_ptr, cos_ptr, sin_ptr, q_stride, eps = source
+        source = (q_ptr + row * q_stride + head_of_tile * 512, cos_ptr + row * 32, sin_ptr + row * 32, eps)
     out = out_ptr + written * 512
     # registers by group: scores get what is left; with fewer, values groups' products are serialised by ptxas, and the
     # producer's addresses go through local memory, whose loads wait behind its copies
@@ -167,24 +174,43 @@ def attend_hopper_kernel(
             (
                 scores_group,
                 (
-                    (q_ptr, residual_ptr, q_scale_ptr, sinks_ptr, lse_ptr),
+                    (source, sinks_ptr, lse_ptr),
                     (written, first_head, head_of_tile, heads),
                     score_scale,
                     steps,
-                    (keys, nope, q, q_rope, p, shrinks, sums, factors, dot_scales),
+                    (keys, nope, query, p, shrinks, sums, factors, dot_scales),
                     bars,
                     STAGES,
                     TERMS,
                     SEVEN,
+                    PRODUCT,
                 ),
             ),
             (
                 values_group,
-                (out, heads_left, steps, keys, p, shrinks, sums, value_scales, bars, 0, STAGES, SEVEN),
+                (
+                    (source, out, heads_left),
+                    steps,
+                    (keys, query, p, shrinks, sums, value_scales),
+                    bars,
+                    0,
+                    STAGES,
+                    SEVEN,
+                    PRODUCT,
+                ),
             ),
             (
                 values_group,
-                (out, heads_left, steps, keys, p, shrinks, sums, value_scales, bars, 1, STAGES, SEVEN),
+                (
+                    (source, out, heads_left),
+                    steps,
+                    (keys, query, p, shrinks, sums, value_scales),
+                    bars,
+                    1,
+                    STAGES,
+                    SEVEN,
+                    PRODUCT,
+                ),
             ),
             (
                 producer_group,
@@ -203,6 +229,83 @@ def attend_hopper_kernel(
         ],
         [4, 4, 4],
         [176, 176, 40] if SEVEN else [192, 192, 40],
+    )
+
+
+@gluon.jit
+def attend_hopper_kernel(
+    q_ptr,
+    residual_ptr,
+    q_scale_ptr,
+    data_ptr,
+    scale_ptr,
+    idx_ptr,
+    sinks_ptr,
+    out_ptr,
+    lse_ptr,
+    page_units,
+    heads,
+    num_keys,
+    score_scale,
+    PAGE: gl.constexpr,
+    STAGES: gl.constexpr,
+    TERMS: gl.constexpr,
+    SEVEN: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Grid (T * head tiles, splits), 4 warps. ``scale_ptr``: FP32 a token, or with SEVEN the pages as int64."""
+    _attend(
+        (q_ptr, residual_ptr, q_scale_ptr),
+        (data_ptr, scale_ptr, idx_ptr),
+        sinks_ptr,
+        (out_ptr, lse_ptr),
+        (page_units, heads, num_keys),
+        score_scale,
+        PAGE,
+        STAGES,
+        TERMS,
+        SEVEN,
+        False,
+        PDL,
+    )
+
+
+@gluon.jit
+def attend_product_hopper_kernel(
+    q_ptr,
+    cos_ptr,
+    sin_ptr,
+    data_ptr,
+    scale_ptr,
+    idx_ptr,
+    sinks_ptr,
+    out_ptr,
+    lse_ptr,
+    q_stride,
+    page_units,
+    heads,
+    num_keys,
+    eps,
+    score_scale,
+    PAGE: gl.constexpr,
+    STAGES: gl.constexpr,
+    SEVEN: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """The same, q of one term made here of q_b's product [T, heads, 512], BF16; ``cos_ptr``, ``sin_ptr`` [T, 32]."""
+    _attend(
+        (q_ptr, cos_ptr, sin_ptr, q_stride, eps),
+        (data_ptr, scale_ptr, idx_ptr),
+        sinks_ptr,
+        (out_ptr, lse_ptr),
+        (page_units, heads, num_keys),
+        score_scale,
+        PAGE,
+        STAGES,
+        1,
+        SEVEN,
+        True,
+        PDL,
     )
 
 
@@ -225,10 +328,17 @@ def why_not(device: torch.device) -> str | None:
     return None if found == (9, 0) else f"the device is sm_{found[0]}{found[1]}, not sm_90"
 
 
+class Product(NamedTuple):
+    """q_b's product, of which a kernel makes q: (T, H, 512) BF16 with dense heads, (T, 32) FP32 twice, and eps."""
+
+    q: Tensor
+    cos: Tensor
+    sin: Tensor
+    eps: float
+
+
 def launch(
-    q: Tensor,
-    q_scale: Tensor,
-    residual: Tensor | None,
+    q: QuantisedQ | Product,
     pages: Tensor,
     page: int,
     token_scale: Tensor | None,
@@ -246,39 +356,51 @@ def launch(
     ValueError
         More splits than 64-key tiles, no keys, an ``out`` that is not BF16, a q that is not aligned.
     """
-    rows, heads = q_scale.shape
-    num_keys = idx.shape[1]
+    rows, num_keys = idx.shape
+    heads = len(sinks)
     if not 1 <= splits <= triton.cdiv(num_keys, BLOCK) or out.dtype != torch.bfloat16:
         raise ValueError(
             f"sparse_attn_fp8: the Hopper kernel writes BF16 with at least 64 keys a split; asked for {out.dtype},"
             f" {splits} splits of {num_keys} keys"
         )
-    for name, tensor in (("q", q), ("residual", residual)):
+    read = {"q": q.q} if isinstance(q, Product) else {"q": q.record, "residual": q.residual}
+    for name, tensor in read.items():
         if tensor is not None and tensor.data_ptr() % 16:
             raise ValueError(f"sparse_attn_fp8: {name} does not start at a multiple of 16 bytes")
     seven = token_scale is None
     units = pages.stride(0) // 16
     if not seven and pages.is_contiguous():
         page, units = 1, pages.shape[2] // 16  # slots are rows: nothing to divide
-    shift = 1.0 if seven else float(UNSHIFT.value)
-    attend_hopper_kernel[(rows * triton.cdiv(heads, BLOCK), splits)](
-        q.view(torch.bfloat16),
-        q.view(torch.bfloat16) if residual is None else residual.view(torch.bfloat16),
-        q_scale,
+    tensors = (
         pages.view(torch.bfloat16),
         pages.view(torch.int64) if seven else token_scale,
         idx,
         sinks,
         out,
         lse,
-        units,
-        heads,
-        num_keys,
-        scale * float(LOG2E.value) * shift,
-        PAGE=page,
-        STAGES=stages_of(1 if residual is None else 2, seven),
-        TERMS=1 if residual is None else 2,
-        SEVEN=seven,
-        num_warps=4,
-        **overlap(q.device),
+    )
+    factor = scale * float(LOG2E.value) * (1.0 if seven else float(UNSHIFT.value))
+    grid = rows * triton.cdiv(heads, BLOCK), splits
+    options = {"PAGE": page, "SEVEN": seven, "num_warps": 4, **overlap(idx.device)}
+    if isinstance(q, Product):
+        attend_product_hopper_kernel[grid](
+            *(q.q, q.cos, q.sin),
+            *tensors,
+            *(q.q.stride(0), units, heads, num_keys),
+            *(q.eps, factor),
+            STAGES=stages_of(1, seven),
+            **options,
+        )
+        return
+    record = q.record.view(torch.bfloat16)
+    terms = 1 if q.residual is None else 2
+    attend_hopper_kernel[grid](
+        record,
+        record if q.residual is None else q.residual.view(torch.bfloat16),
+        q.scale,
+        *tensors,
+        *(units, heads, num_keys, factor),
+        STAGES=stages_of(terms, seven),
+        TERMS=terms,
+        **options,
     )

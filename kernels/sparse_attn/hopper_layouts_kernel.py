@@ -60,6 +60,18 @@ def half_copy_layout():
 
 
 @gluon.constexpr_function
+def head_layout():
+    """Of [16 heads, 128 values]: 16 neighbours a thread, a head in eight threads."""
+    return gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def head_rope_layout():
+    """Of [16 heads, 64 values] in the same threads: 8 neighbours a thread."""
+    return gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
 def line_layout():
     """Of 64 values, one a thread."""
     return gl.BlockedLayout([1], [32], [4], [0])

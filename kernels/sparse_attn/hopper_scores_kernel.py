@@ -139,21 +139,28 @@ def scores_group(
     STAGES: gl.constexpr,
     TERMS: gl.constexpr,
     SEVEN: gl.constexpr,
+    PRODUCT: gl.constexpr,
 ):
     """Scores, running maximum and sum of 64 heads, P for the values groups; writes the LSE."""
-    q_ptr, residual_ptr, q_scale_ptr, sinks_ptr, lse_ptr = pointers
+    source, sinks_ptr, lse_ptr = pointers
     lse_at, first_head, head_of_tile, heads = place
-    keys, nope, q, q_rope, p, shrinks, sums, factors, dot_scales = tiles
+    keys, nope, query, p, shrinks, sums, factors, dot_scales = tiles
+    q_full, q, q_rope, q_scales = query
     full, empty, p_full, p_empty, sums_full, _done = bars
     layout: gl.constexpr = accumulator(32)
     by_key: gl.constexpr = gl.SliceLayout(0, layout)
-    _load_q(q_ptr, residual_ptr, first_head, heads - head_of_tile, q, q_rope, TERMS)
-    head = gl.arange(0, 64, gl.SliceLayout(1, layout))
-    factor = (
-        gl.load(q_scale_ptr + first_head + head, mask=head_of_tile + head < heads, other=0.0) * score_scale
-    )
+    by_head: gl.constexpr = gl.SliceLayout(1, layout)
     peak, total = start_sums(layout)
-    async_copy.wait_group(0)
+    if PRODUCT:
+        mbarrier.wait(q_full, 0)
+        factor = q_scales.load(by_head) * score_scale
+    else:
+        q_ptr, residual_ptr, q_scale_ptr = source
+        _load_q(q_ptr, residual_ptr, first_head, heads - head_of_tile, q, q_rope, TERMS)
+        head = gl.arange(0, 64, by_head)
+        scale = gl.load(q_scale_ptr + first_head + head, mask=head_of_tile + head < heads, other=0.0)
+        factor = scale * score_scale
+        async_copy.wait_group(0)
     mbarrier.wait(full.index(0), 0)
     fence_async_shared()
     gl.thread_barrier()

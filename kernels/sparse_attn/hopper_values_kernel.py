@@ -21,6 +21,7 @@ from kernels.sparse_attn.hopper_layouts_kernel import (
     pairs_layout,
     tile_layout,
 )
+from kernels.sparse_attn.hopper_query_kernel import make_q
 from kernels.sparse_attn.hopper_softmax_kernel import arrive, next_of
 
 
@@ -122,24 +123,24 @@ def _products_in_pairs(keys, stage, weights, wide, raw1, sums, operand: gl.const
 
 @gluon.jit
 def values_group(
-    out_ptr,
-    heads_left,
+    place,
     steps,
-    keys,
-    p,
-    shrinks,
-    sums,
-    scales,
+    tiles,
     bars,
     WHICH: gl.constexpr,
     STAGES: gl.constexpr,
     SEVEN: gl.constexpr,
+    PRODUCT: gl.constexpr,
 ):
     """Groups 0-3 (WHICH 0), or 4-6 and rope (WHICH 1), of the output."""
+    source, out_ptr, heads_left = place
+    keys, query, p, shrinks, sums, scales = tiles
     full, empty, p_full, p_empty, sums_full, done = bars
     layout: gl.constexpr = accumulator(16)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     first: gl.constexpr = 4 * WHICH
+    if PRODUCT:
+        make_q(source, heads_left, query, WHICH)
     a0 = gl.zeros([64, 64], gl.float32, layout)
     a1 = gl.zeros([64, 64], gl.float32, layout)
     a2 = gl.zeros([64, 64], gl.float32, layout)

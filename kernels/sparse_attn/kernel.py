@@ -23,14 +23,14 @@ from torch import Tensor
 from kernels.arguments import check, check_option
 from kernels.formats.kv_record import ROPE
 from kernels.overlap import overlap
-from kernels.sparse_attn import combine_kernel
+from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.sparse_attn import gathered_hopper_kernel as gathered_hopper
 from kernels.sparse_attn import hopper_kernel as hopper
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.builds import builds
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
 from kernels.sparse_attn.keys_kernel import check_keys
-from kernels.sparse_attn.tiles import ROOM, Room, of_room, room, tile_of
+from kernels.sparse_attn.tiles import ROOM, Room, joined, of_room, room, tile_of
 
 __all__ = ["builds", "path_of", "room", "sparse_attn_fp8", "sparse_attn_gathered", "sparse_attn_widened"]
 Path = Literal["hopper", "portable"]
@@ -98,7 +98,7 @@ def sparse_attn_gathered(
     if (path or best) == "portable" or not rows:
         return _bf16(q, keys, None, 1, idx, sinks, scale, None, None, into)
     gathered_hopper.launch(q, keys, idx, sinks, *into.written, scale, into.splits)
-    return _combined(into, sinks)
+    return joined(into, sinks)
 
 
 def sparse_attn_widened(
@@ -188,14 +188,7 @@ def _portable(kernel, operands, tile, chosen, sinks, scale, width, into, **const
             num_stages=tile.stages,
             **constants,
         )
-    return _combined(into, sinks) if rows else (into.out, into.lse)
-
-
-def _combined(into: Room, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Results, of parts if keys were split."""
-    if into.part is not None and into.part_lse is not None:
-        combine_kernel.launch(into.part, into.part_lse, sinks, into.out, into.lse)
-    return into.out, into.lse
+    return joined(into, sinks) if rows else (into.out, into.lse)
 
 
 def _check_q(q: Tensor) -> None:
@@ -303,10 +296,9 @@ def sparse_attn_fp8(
         chosen = (pages, page, idx, page_table, sequence)
         choices = {"ROPE_FP8": rope_fp8, "PV_FP8": pv_fp8}
         return _portable(attend_fp8_kernel, operands, tile, chosen, sinks, scale, width, into, **choices)
-    hopper.launch(
-        q, q_scale, residual, pages, page, token_scale, idx, sinks, *into.written, scale, into.splits
-    )
-    return _combined(into, sinks)
+    codes = QuantisedQ(q, q_scale, residual)
+    hopper.launch(codes, pages, page, token_scale, idx, sinks, *into.written, scale, into.splits)
+    return joined(into, sinks)
 
 
 def path_of(width: int, device: torch.device, *, slots: bool = True, plain: bool = True) -> Path:

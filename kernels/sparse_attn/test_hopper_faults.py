@@ -7,11 +7,13 @@ from kernels.sparse_attn import (
     gathered_hopper_kernel,
     hopper_kernel,
     hopper_producer_kernel,
+    hopper_query_kernel,
     hopper_scores_kernel,
     hopper_softmax_kernel,
     hopper_values_kernel,
 )
 from kernels.sparse_attn import test_hopper_kernel as tests
+from kernels.sparse_attn import test_product as product
 
 
 def within(path, splits=1):
@@ -21,6 +23,7 @@ def within(path, splits=1):
 
 B0, B1, B1_Q2, ALIGNED = (within(path) for path in ("b0", "b1", "b1_q2", "b1_aligned"))
 SPLIT = within("b1", splits=2)
+PRODUCT = Seen(product.test_one_launch_gives_the_bits_of_two, aligned=False, T=3, H=40, S=65, splits=2)
 SINK = Seen(tests.test_planted_faults_leave_the_bound, path="b1")
 RISING_B0, RISING_B1, RISING_ALIGNED = (
     Seen(tests.test_scores_that_rise_from_tile_to_tile, path=path, splits=1)
@@ -56,7 +59,7 @@ FAULTS = [
         {"the values not rescaled": ("low = low * shrink[:, None]", "low = low")},
     ),
     Faults(
-        hopper_kernel.attend_hopper_kernel,
+        hopper_kernel._attend,
         B1,
         {
             "the first row's list": ("idx = idx_ptr + row * num_keys + low", "idx = idx_ptr + row * 0 + low"),
@@ -65,6 +68,53 @@ FAULTS = [
                 "first_head = row * 0 + head_of_tile",
             ),
         },
+    ),
+    Faults(
+        hopper_kernel._attend,
+        PRODUCT,
+        {
+            "the first row's product": ("q_ptr + row * q_stride", "q_ptr + row * 0"),
+            "the first token's angle": ("cos_ptr + row * 32", "cos_ptr + row * 0"),
+        },
+    ),
+    Faults(
+        hopper_query_kernel.make_q,
+        PRODUCT,
+        {
+            "the heads before": ("q_ptr + (first + HEADS) * 512", "q_ptr + first * 512"),
+            "heads past the last not masked": ("left - first - HEADS", "left - first"),
+        },
+    ),
+    Faults(
+        hopper_query_kernel._put_heads,
+        PRODUCT,
+        {
+            "128 values left out of the norm": ("_sixteens(x2))", "_sixteens(x0))"),
+            "128 values left out of the largest": ("gl.maximum(_largest(x2), top_last)", "top_last"),
+            "the last 64 values left out of the largest": (
+                "_largest(x2), top_last",
+                "_largest(x2), 0.0 * top_last",
+            ),
+            "the norm's eps": ("512, eps", "512, 2 * eps"),
+            "rope not divided by the scale": ("(turned * shrink)", "turned"),
+            "rope not stored in BF16 before": (".to(gl.bfloat16).to(gl.float32)\n    shrink", "\n    shrink"),
+        },
+    ),
+    Faults(
+        hopper_query_kernel._rotated,
+        PRODUCT,
+        {
+            "turned backwards": (
+                "_product(even, cos) - _product(odd, sin)",
+                "_product(even, cos) + _product(odd, sin)",
+            ),
+            "products not rounded": ("_product(even, cos) - _product(odd, sin)", "even * cos - odd * sin"),
+        },
+    ),
+    Faults(
+        hopper_query_kernel._stored,
+        PRODUCT,
+        {"the norm not stored in BF16": (".to(gl.bfloat16).to(gl.float32)", "")},
     ),
     Faults(
         hopper_scores_kernel.scores_group,

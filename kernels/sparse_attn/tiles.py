@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from kernels.arguments import FLOATS, Wanted
+from kernels.sparse_attn.combine_kernel import launch as combine
 from kernels.sparse_attn.combine_kernel import num_splits, parts_of
 
 BLOCK = 64  # heads and keys of a tile, as splits are counted, on every path
@@ -98,6 +99,13 @@ def room(
     lse = torch.empty(rows, heads, dtype=torch.float32, device=device)
     parts = parts_of(count, rows, heads, width, device) if count > 1 else (None, None)
     return Room(out, lse, *parts)
+
+
+def joined(into: Room, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """A call's results, of parts if keys were split."""
+    if into.part is not None and into.part_lse is not None:
+        combine(into.part, into.part_lse, sinks, into.out, into.lse)
+    return into.out, into.lse
 
 
 def of_room(into: Room | None, width: str) -> dict[str, Wanted]:
