@@ -116,7 +116,7 @@ FAULTS = [
         },
     ),
     Faults(
-        device.abs_max,
+        device.no_infinity,
         SCALED,
         {"an infinite row has a scale": ("bits >= 0x7F800000", "bits > 0x7F800000")},
     ),

@@ -15,8 +15,8 @@ producer    16-byte asynchronous copies of keys (zeros for no key) and scales in
 ==========  ==============================================================================================
 
 The groups are in hopper_scores_kernel.py (what B0 shares in hopper_softmax_kernel.py), hopper_values_kernel.py and
-hopper_producer_kernel.py; tiles, barriers and
-the launch are here.
+hopper_producer_kernel.py; tiles, barriers and the launch are here. Two kernels: q is read as codes, or made of q_b's
+product by the values groups before their first step (hopper_query_kernel.py, one term; product.py has when).
 
 Two records. Aligned: a token's scale times 2^60 multiplies its scores and joins P. Seven scales: each group's dots
 are added under the keys' scales, and V^T is multiplied, in BF16 and exactly, by scale * 2^60 as it is turned. What
@@ -30,7 +30,8 @@ Who may touch what in shared memory, and the barrier that orders it (arrivals in
   products complete]. wgmma reads what the generic proxy wrote: each reader fences after its wait.
 * P, shrink: scores -> values by ``p_full`` [1: after a fence by every writing thread and a barrier of the group];
   back by ``p_empty`` [2: after all products of the step are complete]. Two buffers.
-* q: copied and read by the scores group alone: wait for the copies, fence, barrier of the group.
+* q: copied and read by the scores group alone: wait for the copies, fence, barrier of the group. Or made: values ->
+  scores by ``q_full`` [2: each group after a fence by every writing thread and a barrier of the group], once.
 * reciprocal sums: scores -> values by ``sums_full`` [1], sent after the last S is complete, so no product of that
   group still reads a key tile. That last S (one step past the end) reads a tile that nobody writes; it is dropped.
 * key tiles as output tiles: a values group arrives at ``done`` [2] after its own last product and transposing load

@@ -24,6 +24,7 @@ def within(path, splits=1):
 B0, B1, B1_Q2, ALIGNED = (within(path) for path in ("b0", "b1", "b1_q2", "b1_aligned"))
 SPLIT = within("b1", splits=2)
 PRODUCT = Seen(product.test_one_launch_gives_the_bits_of_two, aligned=False, T=3, H=40, S=65, splits=2)
+MANY = Seen(product.test_one_launch_gives_the_bits_of_two, aligned=False, T=130, H=64, S=640, splits=1)
 SINK = Seen(tests.test_planted_faults_leave_the_bound, path="b1")
 RISING_B0, RISING_B1, RISING_ALIGNED = (
     Seen(tests.test_scores_that_rise_from_tile_to_tile, path=path, splits=1)
@@ -82,7 +83,6 @@ FAULTS = [
         PRODUCT,
         {
             "the heads before": ("q_ptr + (first + HEADS) * 512", "q_ptr + first * 512"),
-            "heads past the last not masked": ("left - first - HEADS", "left - first"),
         },
     ),
     Faults(
@@ -97,7 +97,6 @@ FAULTS = [
             ),
             "the norm's eps": ("512, eps", "512, 2 * eps"),
             "rope not divided by the scale": ("(turned * shrink)", "turned"),
-            "rope not stored in BF16 before": (".to(gl.bfloat16).to(gl.float32)\n    shrink", "\n    shrink"),
         },
     ),
     Faults(
@@ -108,8 +107,22 @@ FAULTS = [
                 "_product(even, cos) - _product(odd, sin)",
                 "_product(even, cos) + _product(odd, sin)",
             ),
-            "products not rounded": ("_product(even, cos) - _product(odd, sin)", "even * cos - odd * sin"),
         },
+    ),
+    Faults(
+        hopper_query_kernel._rotated,
+        MANY,
+        {"products not rounded": ("_product(even, cos) - _product(odd, sin)", "even * cos - odd * sin")},
+    ),
+    Faults(
+        hopper_kernel.attend_hopper_kernel,
+        B1_Q2,
+        {"the terms swapped": ("(q_ptr, residual_ptr, q_scale_ptr)", "(residual_ptr, q_ptr, q_scale_ptr)")},
+    ),
+    Faults(
+        hopper_kernel.attend_product_hopper_kernel,
+        PRODUCT,
+        {"sine for cosine": ("(q_ptr, cos_ptr, sin_ptr, q_stride", "(q_ptr, sin_ptr, cos_ptr, q_stride")},
     ),
     Faults(
         hopper_query_kernel._stored,
