@@ -39,8 +39,9 @@ FINDING = re.compile(
 )
 OPTIONS = {
     "memcheck": [],
-    # Triton's code does not say how many barriers it has
-    "racecheck": ["--num-cuda-barriers", "64"],
+    # barriers of a block, as Triton's code does not say how many. With 64 the tool itself ended in illegal accesses on
+    # attention's Hopper kernels of 16, for grids of several blocks; with 256 a test of them passes
+    "racecheck": ["--num-cuda-barriers", "256"],
 }
 PLUGINS = {"memcheck": [], "racecheck": ["-p", "kernels.sparse_attn.each_arrival"]}
 JUDGES = 2026  # the tool's year from which on racecheck finds nothing in a correct hand-over
@@ -57,7 +58,7 @@ class Found:
     part : which of how many, "2/3".
     findings : errors (memcheck), or hazards, warnings too (racecheck); None without a summary.
     tests : passed tests; None if they did not end in time.
-    first : the first finding.
+    first : the first finding; where tests did not end, the last lines that were printed.
     """
 
     op: str
@@ -135,6 +136,10 @@ def read(op: str, file: str, part: str, tool: str, output: str, seconds: float) 
     summary, ran = SUMMARY[tool].search(output), RAN.search(output)
     counts = {what: int(number) for number, what in COUNT.findall(ran[1] if ran else "")}
     finding = FINDING.search(output)
+    if finding:
+        first = " ".join(finding[0].replace("=========", "").split())[:200]
+    else:
+        first = "" if ran else "tests did not end: " + " ".join(output.split())[-300:]
     return Found(
         op=op,
         file=file,
@@ -144,7 +149,7 @@ def read(op: str, file: str, part: str, tool: str, output: str, seconds: float) 
         tests=counts.get("passed") if ran else None,
         failed=sum(counts.get(name, 0) for name in ("failed", "error", "errors")),
         seconds=round(seconds, 1),
-        first=" ".join(finding[0].replace("=========", "").split())[:200] if finding else "",
+        first=first,
     )
 
 

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.sanitize import JUDGES, OPTIONS, SUMMARY
+from kernels.sparse_attn import test_product as product
 from kernels.sparse_attn.each_arrival import each_thread_arrives
 from kernels.sparse_attn.hopper_layouts_kernel import copy_layout, tile_layout
 from kernels.sparse_attn.hopper_softmax_kernel import ARRIVALS, arrive
@@ -29,7 +30,7 @@ from kernels.toolchain import sanitizer, sanitizer_year
 
 STEPS = gl.constexpr(2)
 SANITIZER = sanitizer()
-PROGRAMS = ("b0", *FP8_PATHS, "b0-2", "b1-2")
+PROGRAMS = ("b0", *FP8_PATHS, "b0-2", "b1-2", "product", "product-2", "product_aligned")
 HANDED_OVER = ("stored", "copied")  # small examples: a tile goes from one warp group to another
 
 
@@ -98,6 +99,9 @@ def launch(name: str) -> str:
     if example in HANDED_OVER:
         return hand_over(example == "copied", bool(fault))
     path, _, splits = name.partition("-")
+    if path.startswith("product"):  # q made by the kernel
+        args, on = product.call(1, 64, 400, nope=448, aligned="aligned" in path, device="cuda")
+        return digest(*product.by_one(args, on, splits=int(splits or 1)))
     (out, lse), _, _ = run(path, case(1, 64, 400, nope=448), "cuda", splits=int(splits or 1), by="hopper")
     return digest(out, lse)
 
