@@ -6,7 +6,7 @@ import pytest
 
 from dsv4 import config as configuration
 from dsv4.judge.evaluate import other_path
-from dsv4.judge.kernel_launches import MHC_FUSED, QUANTISE, expected, words, wrong
+from dsv4.judge.kernel_launches import MHC_FUSED, Q_AND_ATTENTION, Q_FP8, QUANTISE, expected, words, wrong
 from dsv4.judge.launches import Sizes
 from dsv4.judge.measure import Notes
 from dsv4.plan import flatten
@@ -49,6 +49,16 @@ def test_a_layer_that_fell_back_is_one_launch_short():
     assert finding.tap == "attn_in"
     assert finding.text.startswith(f"{MHC_FUSED} ran 5 times in a decode step, where the plan asks for 6")
     assert finding.text.endswith("the new path did not run")
+
+
+def test_one_kernel_of_q_and_attention_is_both_paths():
+    """In BF16 it is neither: what still runs there is said."""
+    plan, counts = flatten(LADDER["B1"].plan), as_asked("B1")
+    del counts[Q_FP8], counts["sparse_attn.attend_fp8_kernel"]
+    assert [finding for finding, _ in wrong(plan, SIZES, counts)]
+    counts[Q_AND_ATTENTION] = len(SIZES.compress_ratios)
+    assert list(wrong(plan, SIZES, counts)) == []
+    assert list(wrong(flatten(LADDER["B0"].plan), SIZES, as_asked("B0") | {Q_AND_ATTENTION: 1}))
 
 
 def test_a_dump_on_kernels_without_counts_fails_and_one_on_refs_is_not_asked():

@@ -8,6 +8,8 @@ sparse_attn_widened   B1a    FP8 pages in place, widened in registers   BF16
 sparse_attn_fp8       B1     FP8 pages in place, to the tensor cores    FP8, one term or two
 ====================  =====  =========================================  ==========================
 
+product.py starts from q_b's product instead of q, in one launch on Hopper where that is faster.
+
 p is relative to a running maximum rounded up to a power of two (to one that is not rounded for B1 on Hopper), where
 the ref's is relative to the row's final one: both round with the same relative error, not to the same value. Tiles
 and splits change the order of sums alone (but for B1 on Hopper): FP32, and where keys are split, parts stored in
