@@ -37,6 +37,8 @@ KERNEL_ONLY_WHERE: dict[str, Mapping[str, tuple[str, ...]]] = {
     "kernels/sparse_attn/fp8_kernel.py": {"q_format": ("fp8", "fp8x2")},
     "kernels/sparse_attn/gathered_hopper_kernel.py": {"kv_read": ("gather_bf16",)},
     "kernels/sparse_attn/hopper_kernel.py": {"q_format": ("fp8", "fp8x2")},
+    "kernels/sparse_attn/hopper_query_kernel.py": {"q_format": ("fp8",)},
+    "kernels/sparse_attn/product.py": {"q_format": ("fp8", "fp8x2")},
 }
 KERNELS = "dsv4.backend.start"  # the one module through which kernels are reached
 COMMITS = "dsv4.commits.rung"  # the one through which a rung runs on a commit's code

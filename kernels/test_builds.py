@@ -27,7 +27,8 @@ from kernels.kv_store import kernel as kv_store
 from kernels.linear import fp8_kernel as fp8
 from kernels.linear import kernel as linear
 from kernels.linear.fp8_product_kernel import Fp8Weight, Mxfp4Weight
-from kernels.sparse_attn import combine_kernel, gathered_hopper_kernel, hopper_kernel, tiles
+from kernels.sparse_attn import combine_kernel, gathered_hopper_kernel, product, tiles
+from kernels.sparse_attn import hopper_launch_kernel as hopper_launch
 from kernels.sparse_attn import kernel as sparse_attn
 from kernels.sparse_attn.builds import ARCHES
 
@@ -40,7 +41,7 @@ of = functools.partial(torch.empty, device="meta")
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     """Launches overlap, as they do from compute capability 9 on."""
-    for module in (gather, sparse_attn, index_logits, combine_kernel, hopper_kernel, gathered_hopper_kernel):
+    for module in (gather, sparse_attn, index_logits, combine_kernel, hopper_launch, gathered_hopper_kernel):
         monkeypatch.setattr(module, "overlap", lambda _: {"PDL": True, "launch_pdl": True})
 
 
@@ -104,6 +105,10 @@ def attend(sizes, path: str, splits: int | None, rows: int = 4, num_keys: int = 
             pages, options["token_scale"] = of(9, PAGE, width + 64, dtype=U8), of(9, PAGE, dtype=F32)
         if "q2" in path:
             options["residual"] = of(rows, heads, width - 64, dtype=U8)
+        if "product" in path:
+            turn = of(rows, 32, dtype=F32), of(rows, 32, dtype=F32)
+            product.sparse_attn_product(q, *turn, pages, idx, sinks, eps=1e-6, launches=1, **options)
+            return
         options |= {"rope_fp8": "rope_fp8" in path, "pv_fp8": "pv_fp8" in path}
         sparse_attn.sparse_attn_fp8(
             of(rows, heads, width + 64, dtype=U8), of(rows, heads, dtype=F32), pages, idx, sinks, **options
@@ -132,9 +137,11 @@ def test_portable_attention_is_built_at_every_number_of_splits(sizes, arch, path
 
 
 @pytest.mark.parametrize("sizes", [FLASH, PRO], ids=lambda sizes: sizes.name)
-@pytest.mark.parametrize("path", ["b0", "b1", "b1_q2", "b1_aligned", "b1_aligned_q2"])
+@pytest.mark.parametrize(
+    "path", ["b0", "b1", "b1_q2", "b1_aligned", "b1_aligned_q2", "product", "product_aligned"]
+)
 def test_hopper_attention_is_built_whole_and_in_parts(sizes, path, monkeypatch):
-    monkeypatch.setattr(hopper_kernel, "why_not", lambda _: None)
+    monkeypatch.setattr(hopper_launch, "why_not", lambda _: None)
     builds = sparse_attn.builds(sizes)
     for splits in (1, 2, 10):
         with not_launched() as launched:

@@ -62,6 +62,13 @@ def test_what_did_not_run_is_not_clean(tool, output):
     ).clean
 
 
+def test_of_tests_that_did_not_end_the_last_words_are_told():
+    said = "..F\nFatal Python error: Aborted\n" + CLEAN["racecheck"].split("\n")[1] + "\n"
+    found = sanitize.read("op", "f.py", "1/1", "racecheck", said, 3.0)
+    assert not found.clean
+    assert "tests did not end: ..F Fatal Python error: Aborted" in sanitize.line(found)
+
+
 def test_the_first_finding_is_told_with_its_accesses():
     hazard = (
         "========= Error: Potential RAW hazard detected at __shared__ 0x1 in block (0,0,0) :\n"

@@ -6,7 +6,8 @@ from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.combine_kernel import AT_ONCE, MAX_SPLITS, _combine_kernel, sizes_for
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel
 from kernels.sparse_attn.gathered_hopper_kernel import attend_gathered_hopper_kernel
-from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel, attend_product_hopper_kernel, stages_of
+from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel, attend_product_hopper_kernel
+from kernels.sparse_attn.hopper_launch_kernel import stages_of
 from kernels.sparse_attn.tiles import Family, tile_for
 
 PAGE = 64

@@ -15,8 +15,9 @@ producer    16-byte asynchronous copies of keys (zeros for no key) and scales in
 ==========  ==============================================================================================
 
 The groups are in hopper_scores_kernel.py (what B0 shares in hopper_softmax_kernel.py), hopper_values_kernel.py and
-hopper_producer_kernel.py; tiles, barriers and the launch are here. Two kernels: q is read as codes, or made of q_b's
-product by the values groups before their first step (hopper_query_kernel.py, one term; product.py has when).
+hopper_producer_kernel.py; tiles and barriers are here, the launch in hopper_launch_kernel.py. Two kernels: q is read
+as codes, or made of q_b's product by the values groups before their first step (hopper_query_kernel.py, one term;
+product.py has when).
 
 Two records. Aligned: a token's scale times 2^60 multiplies its scores and joins P. Seven scales: each group's dots
 are added under the keys' scales, and V^T is multiplied, in BF16 and exactly, by scale * 2^60 as it is turned. What
@@ -43,11 +44,6 @@ with one thread's it reports writes before reads where ``full`` and ``p_full`` o
 nothing but such a hand-over: docs/races.md and test_races.py. 1000 launches beside other work gave the same bits.
 """
 
-from typing import NamedTuple
-
-import torch
-import triton
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language import allocate_shared_memory
@@ -57,11 +53,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.overlap import overlap
-from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.sparse_attn.hopper_layouts_kernel import (
-    LOG2E,
-    UNSHIFT,
     column_layout,
     half_layout,
     line_layout,
@@ -71,9 +63,6 @@ from kernels.sparse_attn.hopper_producer_kernel import producer_group
 from kernels.sparse_attn.hopper_scores_kernel import scores_group
 from kernels.sparse_attn.hopper_softmax_kernel import ARRIVALS, block_of, start_barriers
 from kernels.sparse_attn.hopper_values_kernel import values_group
-
-TRITON = "3.6."
-BLOCK = 64  # heads, and keys a step
 
 
 @gluon.jit
@@ -151,7 +140,8 @@ def _attend(
     q_full = allocate_shared_memory(gl.int64, [1], barrier)
     start_barriers(full, empty, p_full, p_empty, sums_full, STAGES, SEVEN)
     mbarrier.init(done, count=2 * ARRIVALS)
-    mbarrier.init(q_full, count=2 * ARRIVALS)
+    if PRODUCT:
+        mbarrier.init(q_full, count=2 * ARRIVALS)
     fence_async_shared()
     gl.thread_barrier()
     if PDL:  # measured: waiting for q alone, behind the first copies of keys, gains nothing over this
@@ -307,101 +297,4 @@ def attend_product_hopper_kernel(
         SEVEN,
         True,
         PDL,
-    )
-
-
-def stages_of(terms: int, seven: bool) -> int:
-    """Tiles of keys in flight: four, but three where seven scales and two terms of q leave no room for more.
-
-    Of 227 KB. For two terms and one scale the fourth gains 2 to 3% (H200, 2026-11-30: 37.3 us against 38.5 at 128
-    rows of 64 heads and 640 keys).
-    """
-    return 3 if seven and terms == 2 else 4
-
-
-def why_not(device: torch.device) -> str | None:
-    """Why this kernel cannot run on a device: None if it can."""
-    if not triton.__version__.startswith(TRITON):
-        return f"Triton is {triton.__version__}, not {TRITON}x"
-    if device.type != "cuda":
-        return f"the device is {device.type}"
-    found = torch.cuda.get_device_capability(device)
-    return None if found == (9, 0) else f"the device is sm_{found[0]}{found[1]}, not sm_90"
-
-
-class Product(NamedTuple):
-    """q_b's product, of which a kernel makes q: (T, H, 512) BF16 with dense heads, (T, 32) FP32 twice, and eps."""
-
-    q: Tensor
-    cos: Tensor
-    sin: Tensor
-    eps: float
-
-
-def launch(
-    q: QuantisedQ | Product,
-    pages: Tensor,
-    page: int,
-    token_scale: Tensor | None,
-    idx: Tensor,
-    sinks: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    splits: int,
-) -> None:
-    """Write ``out`` and ``lse`` (parts if splits > 1); arguments as :func:`kernels.sparse_attn.kernel.sparse_attn_fp8`.
-
-    Raises
-    ------
-    ValueError
-        More splits than 64-key tiles, no keys, an ``out`` that is not BF16, a q that is not aligned.
-    """
-    rows, num_keys = idx.shape
-    heads = len(sinks)
-    if not 1 <= splits <= triton.cdiv(num_keys, BLOCK) or out.dtype != torch.bfloat16:
-        raise ValueError(
-            f"sparse_attn_fp8: the Hopper kernel writes BF16 with at least 64 keys a split; asked for {out.dtype},"
-            f" {splits} splits of {num_keys} keys"
-        )
-    read = {"q": q.q} if isinstance(q, Product) else {"q": q.record, "residual": q.residual}
-    for name, tensor in read.items():
-        if tensor is not None and tensor.data_ptr() % 16:
-            raise ValueError(f"sparse_attn_fp8: {name} does not start at a multiple of 16 bytes")
-    seven = token_scale is None
-    units = pages.stride(0) // 16
-    if not seven and pages.is_contiguous():
-        page, units = 1, pages.shape[2] // 16  # slots are rows: nothing to divide
-    tensors = (
-        pages.view(torch.bfloat16),
-        pages.view(torch.int64) if seven else token_scale,
-        idx,
-        sinks,
-        out,
-        lse,
-    )
-    factor = scale * float(LOG2E.value) * (1.0 if seven else float(UNSHIFT.value))
-    grid = rows * triton.cdiv(heads, BLOCK), splits
-    options = {"PAGE": page, "SEVEN": seven, "num_warps": 4, **overlap(idx.device)}
-    if isinstance(q, Product):
-        attend_product_hopper_kernel[grid](
-            *(q.q, q.cos, q.sin),
-            *tensors,
-            *(q.q.stride(0), units, heads, num_keys),
-            *(q.eps, factor),
-            STAGES=stages_of(1, seven),
-            **options,
-        )
-        return
-    record = q.record.view(torch.bfloat16)
-    terms = 1 if q.residual is None else 2
-    attend_hopper_kernel[grid](
-        record,
-        record if q.residual is None else q.residual.view(torch.bfloat16),
-        q.scale,
-        *tensors,
-        *(units, heads, num_keys, factor),
-        STAGES=stages_of(terms, seven),
-        TERMS=terms,
-        **options,
     )

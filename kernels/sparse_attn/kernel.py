@@ -27,7 +27,7 @@ from kernels.formats.kv_record import ROPE
 from kernels.overlap import overlap
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.sparse_attn import gathered_hopper_kernel as gathered_hopper
-from kernels.sparse_attn import hopper_kernel as hopper
+from kernels.sparse_attn import hopper_launch_kernel as hopper
 from kernels.sparse_attn.bf16_kernel import attend_bf16_kernel
 from kernels.sparse_attn.builds import builds
 from kernels.sparse_attn.fp8_kernel import attend_fp8_kernel

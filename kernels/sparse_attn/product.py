@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.arguments import FLOATS, check, check_option
 from kernels.q_norm_rope_quantise.kernel import norm_rope_quantise
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
-from kernels.sparse_attn import hopper_kernel as hopper
+from kernels.sparse_attn import hopper_launch_kernel as hopper
 from kernels.sparse_attn.kernel import path_of, room, sparse_attn_fp8
 from kernels.sparse_attn.keys_kernel import check_keys
 from kernels.sparse_attn.tiles import ROOM, Room, joined, of_room
@@ -24,7 +24,7 @@ Launches = Literal[1, 2]
 
 
 def launches_of(rows: int, heads: int, width: int, device: torch.device, *, terms: int = 1) -> Launches:
-    """How many launches make q and attention of a plain call, the join of splits left out."""
+    """How many launches make q (``rows`` of ``heads`` x ``width``) and attention of a plain call, joins left out."""
     return 1 if terms == 1 and rows * heads >= LEAST and path_of(width, device) == "hopper" else 2
 
 
@@ -56,6 +56,7 @@ def sparse_attn_product(
     pages, idx, sinks, scale, token_scale, rope_fp8, pv_fp8, into
         As in :func:`kernels.sparse_attn.kernel.sparse_attn_fp8`; ``idx`` holds slots.
     eps : float
+        Of the norm; positive.
     residual : bool
         q in two terms.
     launches : 1, 2 or None
@@ -77,7 +78,7 @@ def sparse_attn_product(
     sizes = check(
         OP,
         dense=("cos", "sin", "sinks", *ROOM),
-        aligned=None,
+        aligned=None,  # this and the next named, as the unpacked names could be theirs
         device=None,
         q=(q, "T H K", FLOATS),
         cos=(cos, "T 32", torch.float32),
