@@ -40,7 +40,7 @@ FINDING = re.compile(
 OPTIONS = {
     "memcheck": [],
     # barriers of a block, as Triton's code does not say how many. With 64 the tool itself ended in illegal accesses on
-    # attention's Hopper kernels of 16, for grids of several blocks; with 256 a test of them passes
+    # attention's Hopper kernels of 16, for grids of several blocks; with 256 all of their tests run to their end
     "racecheck": ["--num-cuda-barriers", "256"],
 }
 PLUGINS = {"memcheck": [], "racecheck": ["-p", "kernels.sparse_attn.each_arrival"]}

@@ -17,7 +17,6 @@ orders it (arrivals in brackets):
   nobody writes; dropped). Then only a values group reads the key tiles of its columns: it puts its output there.
 """
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -50,8 +49,7 @@ from kernels.sparse_attn.hopper_softmax_kernel import (
     start_sums,
     step_sums,
 )
-
-BLOCK = 64  # heads, and keys a step
+from kernels.sparse_attn.tiles import BLOCK, check_hopper
 
 
 @gluon.constexpr_function
@@ -280,11 +278,7 @@ def launch(
     """
     rows, heads, _ = q.shape
     num_keys = idx.shape[1]
-    if not 1 <= splits <= triton.cdiv(num_keys, BLOCK) or out.dtype != torch.bfloat16:
-        raise ValueError(
-            "sparse_attn_gathered: the Hopper kernel writes BF16 with at least 64 keys a split;"
-            f" asked for {out.dtype}, {splits} splits of {num_keys} keys"
-        )
+    check_hopper("sparse_attn_gathered", out, splits, num_keys)
     if q.data_ptr() % 16 or q.stride(0) % 8 or keys.data_ptr() % 16:
         raise ValueError("sparse_attn_gathered: rows of q, or keys, do not start at multiples of 16 bytes")
     attend_gathered_hopper_kernel[(rows * triton.cdiv(heads, BLOCK), splits)](

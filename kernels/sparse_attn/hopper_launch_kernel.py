@@ -1,4 +1,4 @@
-"""Where the Hopper kernels of FP8 attention run, and their launch."""
+"""Where attention's Hopper kernels run, B0's too, and the launch of FP8's."""
 
 from typing import NamedTuple
 
@@ -10,9 +10,9 @@ from kernels.overlap import overlap
 from kernels.q_norm_rope_quantise.ref import QuantisedQ
 from kernels.sparse_attn.hopper_kernel import attend_hopper_kernel, attend_product_hopper_kernel
 from kernels.sparse_attn.hopper_layouts_kernel import LOG2E, UNSHIFT
+from kernels.sparse_attn.tiles import BLOCK, check_hopper
 
 TRITON = "3.6."
-BLOCK = 64  # heads, and keys a step
 
 
 def stages_of(terms: int, seven: bool) -> int:
@@ -25,7 +25,7 @@ def stages_of(terms: int, seven: bool) -> int:
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why this kernel cannot run on a device: None if it can."""
+    """Why these kernels cannot run on a device: None if they can."""
     if not triton.__version__.startswith(TRITON):
         return f"Triton is {triton.__version__}, not {TRITON}x"
     if device.type != "cuda":
@@ -75,11 +75,7 @@ def launch(
     """
     rows, num_keys = idx.shape
     heads = len(sinks)
-    if not 1 <= splits <= triton.cdiv(num_keys, BLOCK) or out.dtype != torch.bfloat16:
-        raise ValueError(
-            f"sparse_attn_fp8: the Hopper kernel writes BF16 with at least 64 keys a split; asked for {out.dtype},"
-            f" {splits} splits of {num_keys} keys"
-        )
+    check_hopper("sparse_attn_fp8", out, splits, num_keys)
     read = {"q": q.q} if isinstance(q, Product) else {"q": q.record, "residual": q.residual}
     for name, tensor in read.items():
         if tensor is not None and tensor.data_ptr() % 16:

@@ -21,6 +21,7 @@ from kernels.sparse_attn.test_bound import (
     stored,
     want,
 )
+from kernels.sparse_attn.tiles import check_hopper
 
 CUDA = torch.device("cuda")
 WHY = hopper_launch.why_not(CUDA) if torch.cuda.is_available() else "there is no GPU"
@@ -164,3 +165,23 @@ def test_it_says_why_it_cannot_run():
 def test_another_triton_is_refused(monkeypatch):
     monkeypatch.setattr("triton.__version__", "3.9.0")
     assert hopper_launch.why_not(torch.device("cpu")) == "Triton is 3.9.0, not 3.6.x"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "splits", "num_keys"),
+    [
+        pytest.param(torch.float32, 1, 64, id="FP32"),
+        pytest.param(torch.bfloat16, 1, 0, id="no-keys"),
+        pytest.param(torch.bfloat16, 0, 64, id="no-split"),
+        pytest.param(torch.bfloat16, 3, 128, id="more-splits-than-tiles"),
+    ],
+)
+def test_what_no_hopper_kernel_writes_is_refused(dtype, splits, num_keys):
+    out = torch.empty(1, 64, 512, dtype=dtype)
+    with pytest.raises(ValueError, match=rf"^op: .*asked for {dtype}, {splits} splits of {num_keys} keys"):
+        check_hopper("op", out, splits, num_keys)
+
+
+def test_as_many_splits_as_tiles_are_not_refused():
+    for splits, num_keys in ((1, 1), (2, 65), (10, 640)):
+        check_hopper("op", torch.empty(1, 64, 512, dtype=torch.bfloat16), splits, num_keys)

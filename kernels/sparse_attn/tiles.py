@@ -101,6 +101,26 @@ def room(
     return Room(out, lse, *parts)
 
 
+def check_hopper(op: str, out: Tensor, splits: int, num_keys: int) -> None:
+    """Refuse what no Hopper kernel writes.
+
+    Parameters
+    ----------
+    out : (T, H, 512), or with ``splits`` in front.
+    num_keys : keys of a row.
+
+    Raises
+    ------
+    ValueError
+        More splits than 64-key tiles, no keys, or an ``out`` that is not BF16.
+    """
+    if not 1 <= splits <= triton.cdiv(num_keys, BLOCK) or out.dtype != torch.bfloat16:
+        raise ValueError(
+            f"{op}: the Hopper kernel writes BF16 with at least 64 keys a split; asked for {out.dtype},"
+            f" {splits} splits of {num_keys} keys"
+        )
+
+
 def joined(into: Room, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """A call's results, of parts if keys were split."""
     if into.part is not None and into.part_lse is not None:
