@@ -32,7 +32,7 @@ def of(frame: pd.DataFrame, *variants: str) -> pd.DataFrame:
 
 def kind(tap: pd.Series) -> pd.Series:
     """What a tap holds (value, ids, bytes, scores, lse); unknown taps are values."""
-    return tap.map(lambda name: BY_NAME[name].kind if name in BY_NAME else "value")
+    return tap.map({name: BY_NAME[name].kind if name in BY_NAME else "value" for name in tap.unique()})
 
 
 def where(frame: pd.DataFrame) -> pd.Series:
@@ -70,15 +70,14 @@ def cells(metrics: pd.DataFrame) -> pd.DataFrame:
     rows = whole(metrics)
     if rows.empty:
         return pd.DataFrame(columns=[*KEYS, *_CELL_COLUMNS])
-    rows = rows.assign(
-        layer=rows["layer"].fillna(-1).astype(int), kind=kind(rows["tap"]), bad=bad(rows), at=where(rows)
-    )
+    rows = rows.assign(layer=rows["layer"].fillna(-1).astype(int), kind=kind(rows["tap"]), bad=bad(rows))
     score = rows["excess"].where(rows["against"] == "floor", rows["rel_l2"])
     score = score.fillna(1 - rows["overlap"]).fillna(rows["max_abs"]).fillna(rows["changed"]).fillna(-1)
     rows = rows.assign(score=score.where(rows["bad"] == "", np.inf))
     groups = rows.groupby(KEYS, observed=True)
     lowest = groups[["cos", "cos_min", "overlap", "overlap_min"]].min()
-    worst = rows.loc[groups["score"].idxmax()].set_index(KEYS)
+    worst = rows.loc[groups["score"].idxmax()]
+    worst = worst.assign(at=where(worst)).set_index(KEYS)
     worst[["cos", "cos_row", "overlap", "overlap_min"]] = lowest.loc[worst.index].to_numpy()
     worst["err"], worst["err_row"] = 1 - worst["cos"], 1 - worst["cos_row"]
     finite = worst.replace([np.inf, -np.inf], np.nan).reset_index()

@@ -50,8 +50,7 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         The chart library gave no script.
     """
     _bundling()
-    # a chart is checked as a whole where it becomes JSON, not also in each of its parts
-    with debug_mode(False):
+    with debug_mode(False):  # nor is a chart checked part by part: see panels.specs
         return filled("page.html.j2", _context(audit, now or datetime.now(UTC)), _script(), [text.STYLE])
 
 

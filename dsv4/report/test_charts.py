@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from dsv4.report import bounds, charts, frames, heat, ladder_charts, panels, text_charts
+from dsv4.report import bounds, charts, frames, heat, ladder_charts, panels, step_time, text_charts
 from dsv4.report.measurements import empty_metrics
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -86,6 +86,13 @@ CLASSES = pd.DataFrame(
         "kl_nats": 0.1,
     }
 )
+TIMES = pd.DataFrame(
+    [
+        ("B1", what, us, us - 1, us + 1, 0.9)
+        for what, us in ((step_time.OWN, 820.0), (step_time.PARENT, 900.0))
+    ],
+    columns=list(step_time.COLUMNS),
+)
 LAYERS = [{"layer": layer, "absmax": 3.0**layer, "ulp": 2.0**-6} for layer in range(3)]
 BUILT = {
     "layer_cosine": lambda: charts.layer_cosine(cells()),
@@ -99,6 +106,7 @@ BUILT = {
     "by_position": lambda: text_charts.by_position(KL),
     "by_class": lambda: text_charts.by_class(CLASSES),
     "magnitude": lambda: text_charts.magnitude(text_charts.magnitudes(LAYERS, "layer"), "layer"),
+    "step_times": lambda: ladder_charts.step_times(TIMES, ["B0", "B1"]),
     "ledger": lambda: ladder_charts.ledger(LEDGER, ["B0", "B1"]),
 }
 

@@ -170,5 +170,6 @@ def test_a_page_without_its_chart_library_is_no_page(failing, monkeypatch):
     monkeypatch.setattr(page_module, "BUNDLE", "raise SystemExit('no bundle here')")
     monkeypatch.setattr(page_module, "_bundling", cache(page_module._bundling.__wrapped__))
     monkeypatch.setattr(page_module, "_script", cache(page_module._script.__wrapped__))
+    monkeypatch.setattr(page_module, "_context", lambda *_: {})
     with pytest.raises(ReportError, match=r"vl_convert gave no script \(exit 1\)"):
         render(read(failing))
