@@ -232,6 +232,7 @@ FORBIDDEN = {
 }
 
 
+@pytest.mark.xdist_group("index_topk")  # one worker: compiled once
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_global_atomic_and_no_spin(ptx, what):
     assert ptx.count(".entry") == 6
