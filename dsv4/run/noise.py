@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 import pyarrow as pa
+import torch
 
 from dsv4.console import main_guard, progress
 from dsv4.dump import DumpReader, DumpWriter
@@ -77,7 +78,7 @@ def measure_draw(
     """Run one draw (None: without noise) and compare it with the variant's own free run, tap by tap."""
     seed = None if draw is None else draw_seed(setup.config.seed, "free runs", draw)
     model = setup.model(numerics.of_plan(variant.plan, setup.checkpoint.config))
-    noisy = replace(model, ops=with_noise(model.ops, Dither(seed)))
+    noisy = replace(model, ops=with_noise(model.ops, Dither(seed, normals=torch.float32)))
     traces, _ = run_compounded(setup, noisy, inputs)
     tables = []
     with TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from dsv4.floor.dither import Dither
 from dsv4.floor.model import FloorModel
@@ -81,7 +82,7 @@ def test_noise_has_the_size_that_the_floor_draws(nano_audit, bottom):
     """Op by op on the same inputs: the refs under noise move as far as the second opinion when dithered."""
     config, weights = nano_audit.checkpoint.config, nano_audit.checkpoint.weights
     model = nano_audit.model(numerics.of_plan(bottom.plan, config))
-    ours = [replace(model, ops=with_noise(REFS, Dither(seed))) for seed in (None, 7)]
+    ours = [replace(model, ops=with_noise(REFS, Dither(seed, normals=torch.float32))) for seed in (None, 7)]
     theirs = [FloorModel(config, weights, bottom.plan, seed) for seed in (None, 7)]
     still, moved, floor, drawn = (isolated(nano_audit, "long", one) for one in (*ours, *theirs))
     for name in UNSTORED:
