@@ -50,7 +50,8 @@ def render(audit: Audit, now: datetime | None = None) -> str:
         The chart library gave no script.
     """
     _bundling()
-    with debug_mode(False):  # nor is a chart checked part by part: see panels.specs
+    # a chart is checked as a whole where it becomes JSON, not also in each of its parts
+    with debug_mode(False):
         return filled("page.html.j2", _context(audit, now or datetime.now(UTC)), _script(), [text.STYLE])
 
 

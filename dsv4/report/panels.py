@@ -182,8 +182,7 @@ def specs(panels: Sequence[Panel]) -> str:
     for panel in panels:
         if panel.chart is None:
             continue
-        # not checked here, a quarter of a page's time: tests hold every chart to Vega-Lite's schema
-        spec = panel.chart.properties(padding=2).to_dict(validate=False)
+        spec = panel.chart.properties(padding=2).to_dict()
         spec.pop("$schema", None)
         spec["config"] = theme.config()
         if panel.data:

@@ -3,12 +3,11 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
-from jinja2 import Environment, FileSystemLoader
 
 from dsv4.report import casts
+from dsv4.report.document import filled
 from dsv4.report.load import load
 from dsv4.report.samples import CONFIG
 from dsv4.report.samples import casts as sample
@@ -54,8 +53,7 @@ def test_a_missing_or_broken_list_is_a_gap(failing, tmp_path):
     assert {gap.what: gap.why for gap in audit.gaps} == {
         "casts.json": "the decode path was not swept for casts"
     }
-    environment = Environment(loader=FileSystemLoader(Path(casts.__file__).parent), autoescape=True)
-    section = environment.get_template(casts.TEMPLATE).render(casts=casts.shown(audit.casts))
+    section = filled(casts.TEMPLATE, {"casts": casts.shown(audit.casts)})
     assert "The decode path was not swept." in section
     for broken, why in (("{", "cannot be read"), (json.dumps({"schema": 2}), "is not of schema 1")):
         (copy / "casts.json").write_text(broken)

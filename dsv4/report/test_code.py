@@ -2,14 +2,13 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
-from jinja2 import Environment, FileSystemLoader
 
 from dsv4.config import load as load_config
 from dsv4.judge.reached import reached
 from dsv4.report import code
+from dsv4.report.document import filled
 from dsv4.report.load import load
 from dsv4.report.samples import CODE, CONFIG
 
@@ -38,8 +37,7 @@ def test_a_page_without_it_says_so(failing, tmp_path):
     assert [(gap.what, gap.why) for gap in audit.gaps] == [
         ("closure.json", "which code runs was not looked at")
     ]
-    environment = Environment(loader=FileSystemLoader(Path(code.__file__).parent), autoescape=True)
-    text = environment.get_template(code.TEMPLATE).render(code=code.shown(audit.code))
+    text = filled(code.TEMPLATE, {"code": code.shown(audit.code)})
     assert "closure.json was not written" in text
 
 

@@ -195,7 +195,7 @@ def test_the_tests_of_a_device_are_counted(tmp_path):
     assert results.tests(tmp_path / "absent.xml") is None
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_the_device_is_in_the_file_of_the_tests(tmp_path, workers):
     (tmp_path / "conftest.py").write_text("from kernels.conftest import pytest_configure\n")
     (tmp_path / "test_one.py").write_text("def test_one():\n    pass\n")

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OPS = (
     "fp8_quantise",
     "index_key",
+    "index_query",
     "rope",
     "swiglu",
 )  # FP8 and FP4 casts, maxima, sums, exponentials
